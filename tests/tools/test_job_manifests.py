@@ -151,7 +151,8 @@ def test_job_manifest() -> None:
     config = {
         "image": "busybox",
         "command": "echo $A",
-        "env": {"A": 1},
+        "args": ["x", True, None, [1, None]],
+        "env": {"A": 1, "B": True, "C": None},
         "resources": {"limits": {"memory": "1Gi"}},
     }
     call = ToolCall(7, "Load_All data", Task(name="t", kind="container"), config, {})
@@ -161,8 +162,9 @@ def test_job_manifest() -> None:
     assert job["metadata"]["name"].startswith("noetl-load-all-data-")
     container = job["spec"]["template"]["spec"]["containers"][0]
     assert container["command"] == ["/bin/sh", "-c", "echo $A"]
-    assert container["env"] == [{"name": "A", "value": "1"}]
+    assert container["args"] == ["x", "true", "[1,null]"]
+    assert container["env"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "true"}]
     piped = job_manifest(call, None, {"DAGSTER_PIPES_CONTEXT": "x"})["spec"]["template"]["spec"]["containers"][0]
-    assert piped["env"][1:] == [{"name": "DAGSTER_PIPES_CONTEXT", "value": "x"}]
+    assert piped["env"][2:] == [{"name": "DAGSTER_PIPES_CONTEXT", "value": "x"}]
     with pytest.raises(ToolError, match="no 'image'"):
         job_manifest(ToolCall(7, "s", Task(name="t", kind="container"), {}, {}))

@@ -146,9 +146,9 @@ async def test_scripts_choose_their_interpreter(run: Any, tmp_path: Path) -> Non
     )
 
     data = (await run("script", script="job.py", args=["a"], input={"n": 4})).data
-    inline = (await run("script", code="#!/bin/sh\necho $1", args=["b"])).data
+    inline = (await run("script", code="#!/bin/sh\necho $*", args=["b", True, None, {"c": 1}])).data
 
     assert data["stdout"] == "4 ['a']\n"
-    assert inline["stdout"] == "b\n"
+    assert inline["stdout"] == 'b true {"c":1}\n'
     with pytest.raises(ToolError, match="is not there"):
         await run("script", script="missing.sh")

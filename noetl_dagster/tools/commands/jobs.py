@@ -16,6 +16,7 @@ import orjson
 from pydantic.alias_generators import to_camel
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.templates.environment import text_of
 from noetl_dagster.setting_types import PodTemplate
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import connect_cluster
@@ -81,11 +82,11 @@ def job_manifest(
     command = config.get("command") if script is None else script
     container: dict[str, Any] = {"name": "main", "image": str(config["image"])}
     if isinstance(command, list | tuple):
-        container["command"] = [str(part) for part in command]
+        container["command"] = [text_of(part) for part in command if part is not None]
     elif command:
         container["command"] = ["/bin/sh", "-c", str(command)]
     if config.get("args"):
-        container["args"] = [str(part) for part in config["args"]]
+        container["args"] = [text_of(part) for part in config["args"] if part is not None]
     secret = f"{job_name(call)}-{token_hex(4)}"
     container["env"] = _without_values(_variables(config.get("env")), secret, secrets)
     container |= _given(config, _OF_CONTAINER)
@@ -225,12 +226,12 @@ def _given(config: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
 
 
 def _texts(values: Any) -> dict[str, str]:
-    return {str(name): str(value) for name, value in (values or {}).items()}
+    return {str(name): text_of(value) for name, value in (values or {}).items() if value is not None}
 
 
 def _variables(env: Any) -> list[dict[str, Any]]:
     if isinstance(env, Mapping):
-        return [{"name": str(name), "value": str(value)} for name, value in env.items()]
+        return [{"name": name, "value": text} for name, text in _texts(env).items()]
     return [dict(entry) for entry in env or ()]
 
 

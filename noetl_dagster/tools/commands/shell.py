@@ -103,7 +103,8 @@ def _command(call: ToolCall, script: str | None, private: Path | None) -> list[s
         return [shell, "-c", f"set -e\n{text}"]
     file = private / "script"
     file.write_text(script)
-    return [*_interpreter(script, config), str(file), *map(str, config.get("args") or ())]
+    arguments = (text_of(part) for part in config.get("args") or () if part is not None)
+    return [*_interpreter(script, config), str(file), *arguments]
 
 
 def _interpreter(script: str, config: dict[str, Any]) -> tuple[str, ...]:
