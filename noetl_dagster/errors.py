@@ -75,6 +75,7 @@ class ProblemKind(StrEnum):
 
     UNREADABLE_FILE = "unreadable-file"
     MISSING_PLAYBOOK = "missing-playbook"
+    MISSING_CREDENTIAL = "missing-credential"
     YAML_SYNTAX = "yaml-syntax"
     DUPLICATE_KEY = "duplicate-key"
     UNKNOWN_FIELD = "unknown-field"

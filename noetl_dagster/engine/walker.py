@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from noetl_dagster.events.connection import PATIENCE, encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import CHILD_OF_COMMAND
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
-from noetl_dagster.playbook.catalog import Catalog, names_version
+from noetl_dagster.playbook.catalog import Catalog, folders_of, names_version
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.templates.scope import Scope
@@ -187,9 +186,8 @@ class Children:
 
     async def _of_folders(self, path: str, call: ToolCall) -> Playbook:
         """Returns the playbook of a file, or else the one that is registered or has run under the path."""
-        own, settings = Path(call.folder), self._runtime.settings
         looked: list[Problem] = []
-        for folder in dict.fromkeys((own, settings.playbooks_path, *_above(own))):
+        for folder in folders_of(Path(call.folder)):
             try:
                 return Catalog(folder).load(path, lenient=call.lenient)
             except PlaybookError as error:
@@ -198,12 +196,6 @@ class Children:
         if playbook is None:
             raise PlaybookError(looked)
         return playbook
-
-
-def _above(folder: Path) -> Sequence[Path]:
-    """Returns the folders above one, up to the working folder, which holds more than playbooks."""
-    above, here = folder.resolve().parents, Path.cwd()
-    return above[: above.index(here)] if here in above else ()
 
 
 def _outer_iteration(call: ToolCall) -> dict[str, Any]:

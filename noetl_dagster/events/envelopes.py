@@ -78,6 +78,8 @@ def error_envelope(error: BaseException, source: str | None = None) -> Envelope:
         "status": getattr(error, "status", None),
         "code": getattr(error, "code", None),
     }
+    if (asked := getattr(error, "retry_after", None)) is not None:
+        part["retry_after"] = asked
     details = SECRETS.redacted(error.details) if isinstance(error, ToolError) else {}
     return {"status": ERROR, "error": part} | details
 

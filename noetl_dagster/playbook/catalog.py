@@ -77,6 +77,16 @@ def names_version(reference: str) -> bool:
     return _VERSION.fullmatch(reference.strip("/")) is not None
 
 
+def folders_of(own: Path) -> list[Path]:
+    """Returns the folders in which a playbook's children are: its own, that of all playbooks, and those above its own.
+
+    The folders above end with the working folder, which holds more than playbooks.
+    """
+    above, here = own.resolve().parents, Path.cwd()
+    between = above[: above.index(here)] if here in above else ()
+    return list(dict.fromkeys((own, get_settings().playbooks_path, *between)))
+
+
 class Catalog:
     """Finds playbooks by catalog path (``metadata.path``) or by file."""
 

@@ -8,6 +8,8 @@ instead of turning into True), dates stay text, and a key that occurs twice is a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from math import isfinite
 from typing import Any
 
 import yaml
@@ -22,9 +24,8 @@ from noetl_dagster.settings import get_settings
 # 4.5 s, its C loader 0.75 s; and YAML 1.2 would change what playbooks say (yes, on, 017, 1:30).
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEXT_TAGS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"})
-_COLLECTION_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "set", "omap", "pairs"))
+_COLLECTION_TAGS = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 _MERGE_TAG = "tag:yaml.org,2002:merge"
-_BINARY_TAG = "tag:yaml.org,2002:binary"
 NOT_UNDERSTOOD = frozenset({ProblemKind.UNKNOWN_FIELD, ProblemKind.UNSUPPORTED_KIND})
 """Problems of keys and tool kinds that other engines may know."""
 
@@ -34,12 +35,21 @@ MOST_LEVELS = 100
 MOST_VALUES = 200_000
 """Maximum number of values in a playbook; aliases count with everything that they repeat."""
 
+_TOO_DEEP = f"nested deeper than {MOST_LEVELS} levels, or an alias inside itself; flatten it"
+_TOO_MANY = (
+    f"more than {MOST_VALUES:,} values up to here, each alias counted with all that it repeats; read large data from a "
+    "file or table"
+)
+_TOO_LONG = "{} more than {:,} bytes; read large data from a file or table (limit: NOETL_PLAYBOOK_BYTES)"
 _LONGEST_NUMBER = 400
 """Characters of a number, date or other scalar that is not text. Converting long ones takes quadratic time."""
 
 
 class _LimitError(yaml.MarkedYAMLError):
     """The text exceeds a limit of the installation."""
+
+    def __init__(self, mark: Any, problem: str) -> None:
+        super().__init__(problem=problem, problem_mark=mark)
 
 
 class _CountingLoader(_Loader):  # type: ignore[misc]
@@ -58,37 +68,14 @@ class _CountingLoader(_Loader):  # type: ignore[misc]
         self._depth += 1
         self._values += 1
         if self._depth > MOST_LEVELS:
-            raise _too_deep(parent.start_mark)
+            raise _LimitError(parent.start_mark, _TOO_DEEP)
         if self._values > MOST_VALUES:
             last = parent.value[-1] if parent.value else parent
-            raise _too_many((last[0] if isinstance(last, tuple) else last).start_mark)
+            raise _LimitError((last[0] if isinstance(last, tuple) else last).start_mark, _TOO_MANY)
 
     def ascend_resolver(self) -> None:
         """Leaves a value."""
         self._depth -= 1
-
-
-def _too_deep(mark: Any) -> _LimitError:
-    return _LimitError(
-        problem=f"nested deeper than {MOST_LEVELS} levels, or an alias inside itself; flatten it",
-        problem_mark=mark,
-    )
-
-
-def _too_many(mark: Any) -> _LimitError:
-    return _LimitError(
-        problem=f"more than {MOST_VALUES:,} values up to here, each alias counted with all that it repeats; read large "
-        "data from a file or table",
-        problem_mark=mark,
-    )
-
-
-def _too_long(mark: Any, what: str) -> _LimitError:
-    limit = get_settings().playbook_bytes
-    return _LimitError(
-        problem=f"{what} more than {limit:,} bytes; read large data from a file or table (limit: NOETL_PLAYBOOK_BYTES)",
-        problem_mark=mark,
-    )
 
 
 class Document:
@@ -109,7 +96,7 @@ class Document:
         self._made: set[int] = set()  # nodes, which aliases repeat
         try:
             if len(text) > self._most_characters:
-                raise _too_long(None, "the text has")
+                raise _LimitError(None, _TOO_LONG.format("the text has", self._most_characters))
             node = yaml.compose(text, Loader=_CountingLoader)
             self.start = self._at(None if node is None else node.start_mark)
             if node is not None:
@@ -178,7 +165,7 @@ class Document:
             self._characters += len(node.value)
             return self._scalar(node)
         if depth > MOST_LEVELS:  # an alias inside itself
-            raise _too_deep(repeated or node.start_mark)
+            raise _LimitError(repeated or node.start_mark, _TOO_DEEP)
         self._made.add(id(node))
         if node.tag not in _COLLECTION_TAGS:
             self.report(self._at(node.start_mark), f"the tag {node.tag[:80]!r} is unknown; remove it")
@@ -197,17 +184,23 @@ class Document:
 
     def _check_size(self, mark: Any) -> None:
         if self._values > MOST_VALUES:
-            raise _too_many(mark)
+            raise _LimitError(mark, _TOO_MANY)
         if self._characters > self._most_characters:
-            raise _too_long(mark, "the texts up to here, each alias counted with all that it repeats, have")
+            texts = "the texts up to here, each alias counted with all that it repeats, have"
+            raise _LimitError(mark, _TOO_LONG.format(texts, self._most_characters))
 
     def _scalar(self, node: ScalarNode) -> Any:
         if node.tag in _TEXT_TAGS:
             return node.value
         try:
-            if len(node.value) > _LONGEST_NUMBER and node.tag != _BINARY_TAG:
+            if len(node.value) > _LONGEST_NUMBER:
                 raise ValueError(f"more than {_LONGEST_NUMBER} characters")
-            return self._constructor.construct_object(node)
+            value = self._constructor.construct_object(node)
+            if isinstance(value, bytes):
+                raise ValueError("the tag !!binary is not supported")
+            if isinstance(value, int | float) and not _is_exact(value, node.value):
+                raise ValueError("neither a 64-bit integer nor a double holds it")
+            return value
         except (ConstructorError, ValueError, LookupError, OverflowError) as error:
             reason = getattr(error, "problem", None) or str(error)
             message = f"value {node.value[:80]!r}: {reason}; quote it if text is meant"
@@ -266,6 +259,13 @@ class Document:
         return Problem(place, f"not valid YAML{where}: {reason}; {hint}", kind=ProblemKind.YAML_SYNTAX)
 
 
+def _is_exact(value: float, text: str) -> bool:
+    """Reports whether a number is stored with all the digits of its text."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
+    return isfinite(value) and (":" in text or Decimal(text.replace("_", "")) == Decimal(repr(value)))
+
+
 def place_at(file: str, content: bytes, position: int) -> Place:
     """Returns the place of a byte of a file."""
     before = content[:position]
@@ -273,22 +273,24 @@ def place_at(file: str, content: bytes, position: int) -> Place:
     return Place(file, before.count(b"\n") + 1, len(before[line_start:].decode("utf-8", "replace")) + 1)
 
 
-def texts_in(container: Any, key: Any, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[Any, Any, str, str]]:
+def texts_in(
+    container: Any, key: Any, skipped: frozenset[str] = frozenset(), of: type[Any] = str
+) -> Iterator[tuple[Any, Any, str, Any]]:
     """Texts at and below a key with their container, key and label (``url``, ``cmds[2]``), in file order.
 
-    Keys of mappings that are ``skipped`` are left out.
+    Keys of mappings that are ``skipped`` are left out. ``of`` is the type of other values to yield.
     """
     waiting: list[tuple[Any, Any, str]] = [(container, key, str(key))]
     while waiting:
         owner, name, label = waiting.pop()
         value = owner.get(name) if isinstance(owner, dict) else owner[name]
-        if isinstance(value, str):
-            yield owner, name, label, value
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             keys = [inner for inner in value if inner not in skipped]
             waiting.extend((value, inner, inner) for inner in reversed(keys))
         elif isinstance(value, list):
             waiting.extend((value, index, f"{label}[{index}]") for index in reversed(range(len(value))))
+        elif isinstance(value, of):
+            yield owner, name, label, value
 
 
 def levels_of(value: Any) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -26,10 +26,9 @@ from noetl_dagster.errors import Place
 
 
 class Model(BaseModel):
-    """A frozen model that accepts no other fields; ``unknown_keys`` is the severity of one in a playbook."""
+    """A frozen model that accepts no other fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-    unknown_keys: ClassVar[str] = "error"
 
 
 class Spelled:

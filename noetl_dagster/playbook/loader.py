@@ -10,6 +10,7 @@ from typing import Any
 from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.checks.unquoted import check_unquoted
+from noetl_dagster.playbook.checks.values import check_values
 from noetl_dagster.playbook.checks.workflow import check_playbook
 from noetl_dagster.playbook.dialects.playbook import normalise
 from noetl_dagster.playbook.document import NOT_UNDERSTOOD, Document, place_at
@@ -91,6 +92,7 @@ def parse_report(
         if playbook is not None and code:
             problems += check_code(playbook, document)
             problems += check_unquoted(playbook, document)
+            problems += check_values(playbook, document)
     problems = sorted(dict.fromkeys(problems), key=lambda problem: (problem.place.line, problem.place.column))
     if playbook is None or any(problem.severity == "error" for problem in problems):
         return None, problems

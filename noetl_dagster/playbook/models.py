@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -182,7 +182,6 @@ class RetryRule(Model):
     next_call: NextCall | None = None
     collect: Collect | None = None
     sink: Sink | None = None
-    strict: bool = Field(False, description="an unknown name in 'when' fails the step, instead of ending the pages")
 
     @property
     def continues_success(self) -> bool:
@@ -270,8 +269,6 @@ class FanoutSpec(Model):
 class CursorSpec(Model):
     """The query from which a cursor loop claims its rows."""
 
-    unknown_keys: ClassVar[str] = "warning"
-
     kind: str = "postgres"
     auth: Annotated[Any, Spelled(*AUTH[1:])] = None
     database: Annotated[str | None, Spelled(*DATABASE_FILE[1:])] = Field(None, description="of sqlite: its file")
@@ -288,8 +285,6 @@ class FrameProcess(StrEnum):
 
 class FrameSpec(Model):
     """Bounds of one cursor claim."""
-
-    unknown_keys: ClassVar[str] = "warning"
 
     process: FrameProcess = FrameProcess.ROW
     max_rows: int = Field(100, ge=1)
@@ -476,13 +471,11 @@ class Metadata(Model):
 class Tracing(Model):
     """A playbook's settings of traces; those that it leaves out come from the settings."""
 
-    unknown_keys: ClassVar[str] = "warning"
-
     enabled: bool = Field(True, description="false: its executions have no traces")
     sampling: Annotated[float | None, Spelled("sample_rate", "sampling_rate")] = Field(
         None, ge=0, le=1, description="share of its executions whose traces are sent, 0 to 1"
     )
-    endpoint: str | None = Field(
+    endpoint: Annotated[str | None, Spelled("otlp_endpoint")] = Field(
         None, pattern="^https?://", description="collector of OTLP over HTTP: http://collector:4318"
     )
     service_name: str | None = Field(None, description="service.name of its spans")
@@ -498,6 +491,7 @@ class Playbook(Model):
     """One playbook.
 
     Attributes:
+        strict: each undefined name in a ``when`` is an error.
         settled: settings are templates of the workload; a playbook read with another workload has others.
         renamed: assets, its own and those it reads, that the code location gives another key.
         lenient: it was loaded leniently, and so are its children.
@@ -513,6 +507,7 @@ class Playbook(Model):
     pod: Pod | None = Field(None, description="what the pod of a run is like, where runs get pods")
     dagster: DagsterSpec = DagsterSpec()
     tracing: Tracing = Tracing()
+    strict: bool = False
     settled: bool = False
     renamed: dict[str, str] = Field(default_factory=dict)
     lenient: bool = False

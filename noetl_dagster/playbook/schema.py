@@ -13,6 +13,7 @@ from typing import Any, get_origin
 from pydantic import BaseModel
 
 from noetl_dagster.playbook import assets, models, tool_kinds
+from noetl_dagster.playbook.dialects.spec import TASK_SPEC
 from noetl_dagster.playbook.fields import Declaration, Seconds, declarations
 from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.settings import StoreTier
@@ -56,9 +57,10 @@ def language_schema() -> Schema:
                 "keychain": {"type": ["array", "object", "null"]},
                 "workbook": {"type": ["array", "object", "null"]},
                 "executor": opened(references("spec")),
-                "spec": closed({name: spec[name] for name in tool_kinds.DEFAULTS}),
+                "spec": opened({name: spec[name] for name in tool_kinds.DEFAULTS}),
+                "strict": {**FLAG, "description": "an undefined name in a 'when' is an error at once"},
                 "dagster": _dagster(),
-                "tracing": {"anyOf": [{"type": ["boolean", "null"]}, opened(fields_of(models.Tracing))]},
+                "tracing": {"anyOf": [{"type": ["boolean", "null"]}, closed(fields_of(models.Tracing))]},
             },
             required=("apiVersion", "kind", "workflow"),
         ),
@@ -124,7 +126,7 @@ def _schema_of(field: Declaration) -> Schema:
         return ONE_OR_MORE
     if issubclass(type_, StrEnum):
         return words(type_, *field.words)
-    return (closed if type_.unknown_keys == "error" else opened)(fields_of(type_))
+    return closed(fields_of(type_))
 
 
 SET_BLOCKS = spelled(tool_kinds.SET_BLOCKS, MAPPING)
@@ -300,7 +302,8 @@ def _policy() -> Schema:
 
 def _next() -> Schema:
     arcs = {"type": "array", "items": {"anyOf": [TEXT, {"$ref": "#/$defs/arc"}]}}
-    router = closed({"spec": opened({"mode": words(models.RoutingMode)}), "arcs": arcs}, required=("arcs",))
+    spec = closed({"mode": words(models.RoutingMode), "policy": ANY})
+    router = closed({"spec": spec, "arcs": arcs}, required=("arcs",))
     return {"anyOf": [TEXT, arcs, {"$ref": "#/$defs/arc"}, router, {"type": "null"}]}
 
 
@@ -325,8 +328,8 @@ def _loop() -> Schema:
         {
             **spelled(tool_kinds.LOOP_IN, ANY),
             **spelled(tool_kinds.LOOP_ITERATOR, TEXT),
-            "cursor": opened(fields_of(models.CursorSpec, kind={"const": "postgres"})),
-            "spec": opened(own),
+            "cursor": closed(fields_of(models.CursorSpec, kind={"enum": [*tool_kinds.CURSOR_KINDS]})),
+            "spec": closed({**own, **dict.fromkeys(TASK_SPEC, ANY)}),
             **own,
             "policy": MAPPING,
             **DESCRIPTION,

@@ -89,6 +89,7 @@ class ToolKind:
             what one process can have only, or drives something itself.
         words: of fields that take a few words only, those words; a template may stand for any of them.
         takes_references: it reads stored results itself; its input is handed over by reference, unfetched.
+        result: the keys of its result, if it has no others.
         without_effect: fields that other engines know and that say nothing here; they are accepted with a warning.
         takes_anything: any further field is accepted in the same way.
         below: keys of a task below which its fields may stand, too.
@@ -108,6 +109,7 @@ class ToolKind:
     takes_references: bool = False
     keeps_to_driver: bool = False
     words: Mapping[str, Spellings] = field(default_factory=dict)
+    result: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
     takes_anything: bool = False
     below: tuple[str, ...] = ("spec",)

@@ -19,6 +19,7 @@ from noetl_dagster.playbook.rules import DEFAULT, ELSE, RuleName
 from noetl_dagster.playbook.templates.rendering import render_async, render_input, with_references
 from noetl_dagster.playbook.templates.scope import CompiledSet, Scope
 from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView, seen_error
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
@@ -269,6 +270,8 @@ class Pipeline:
             decisions = self._decisions[task.name] = Decisions(task.rules, summary["runs"] - 1)
             summary["policy"] = decisions.entries
         retries = rule.action.do is Directive.RETRY
+        if rule.undefined:
+            self._tasks[task.name]["undefined"] = SECRETS.redacted(list(rule.undefined))
         decisions.add(rule, envelope, exhausted=retries and tries >= rule.action.attempts)
 
     def _target(self, action: PolicyAction, position: int) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem, TemplateError, UndefinedNameError
@@ -30,6 +30,7 @@ from noetl_dagster.playbook.templates.rendering import (
     compile_fields,
     compile_value,
     condition,
+    undecided,
     with_references,
 )
 from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
@@ -43,17 +44,22 @@ JITTER = 0.1
 
 @dataclass(frozen=True)
 class CompiledRule:
-    """One policy rule. ``when`` of None is the ``else`` rule. ``name``: its number from 0, ``else`` or ``default``."""
+    """One policy rule. ``when`` of None is the ``else`` rule. ``name``: its number from 0, ``else`` or ``default``.
+
+    Attributes:
+        undefined: why rules before it could not be decided.
+    """
 
     when: Compiled | None
     action: PolicyAction
     set: CompiledSet
     name: RuleName = DEFAULT
+    undefined: tuple[str, ...] = ()
 
     @cached_property
     def is_plain(self) -> bool:
         """Reports that it lets a success continue as if the task had no policy."""
-        return self.when is None and self.action.do is Directive.CONTINUE
+        return self.when is None and self.action.do is Directive.CONTINUE and not self.undefined
 
 
 _FAIL = CompiledRule(None, PolicyAction(do=Directive.FAIL), compile_set({}, in_loop=False))
@@ -105,14 +111,20 @@ class TaskProgram:
         A ``when`` that uses a field that the output does not have (``output.http.status`` of a call without a response)
         does not match. After a failed call no ``when`` matches that cannot be computed, such as the length of missing
         data, so that it hides neither the error nor a later rule.
+
+        Raises:
+            UndefinedNameError: after a success, no rule matches, and one of them names what does not exist.
         """
-        otherwise = _CONTINUE if self.rules or not failed else _FAIL
+        chosen, undefined = (_CONTINUE if self.rules or not failed else _FAIL), list[str]()
         for rule in self.rules:
-            if rule.when is None:
-                otherwise = rule
-            elif await matches(rule.when, scope, fetch, TemplateError if failed else UndefinedNameError):
-                return rule
-        return otherwise
+            if rule.when is None or await matches(rule.when, scope, fetch, undefined, failed=failed):
+                chosen = rule
+                break
+        if undefined and chosen is _CONTINUE:
+            if not failed:
+                raise undecided(f"rule of task {self.name!r}", undefined)
+            chosen = _FAIL
+        return replace(chosen, undefined=tuple(undefined)) if undefined else chosen
 
 
 @dataclass(frozen=True)
@@ -228,7 +240,7 @@ class StepProgram:
 def compile_step(playbook: Playbook, step: Step) -> StepProgram:
     """Compiles a step. Raises ``PlaybookError`` for an unknown workbook task, ``TemplateError`` for a bad template."""
     tasks = tuple(_compile_task(playbook, task, in_loop=step.loop is not None) for task in step.tasks)
-    collection = None
+    collection, when = None, partial(condition, strict=playbook.strict)
     if step.loop is not None and step.loop.cursor is None and step.loop.mode is not LoopMode.STREAM:
         collection = compile_value(step.loop.collection)
     return StepProgram(
@@ -238,10 +250,10 @@ def compile_step(playbook: Playbook, step: Step) -> StepProgram:
         input=compile_value(step.input),
         output=None if step.output is None else compile_value(step.output),
         set=compile_set(step.set, in_loop=False),
-        admit=None if step.spec.admit is None else condition(step.spec.admit),
+        admit=None if step.spec.admit is None else when(step.spec.admit),
         collection=collection,
-        arcs=tuple((condition(arc.when), compile_set(arc.set, in_loop=False)) for arc in step.routing.arcs),
-        checks=tuple((check, condition(check.asks) if check.kind is CheckKind.WHEN else None) for check in step.checks),
+        arcs=tuple((when(arc.when), compile_set(arc.set, in_loop=False)) for arc in step.routing.arcs),
+        checks=tuple((check, when(check.asks) if check.kind is CheckKind.WHEN else None) for check in step.checks),
         reached=None if step.state is None or not is_template(step.state.key) else compile_value(step.state.key),
         policy_names_step=any(step.name in task.policy_names for task in tasks),
     )
@@ -269,7 +281,7 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
         set=compile_set(task.set, in_loop=in_loop),
         rules=tuple(
             CompiledRule(
-                when=None if rule.when is None else condition(rule.when),
+                when=None if rule.when is None else condition(rule.when, strict=playbook.strict),
                 action=rule.then,
                 set=compile_set(rule.then.set, in_loop=in_loop),
                 name=rule_name(number, rule),
@@ -279,7 +291,7 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
         continuations=tuple(
             Continuation(
                 rule=rule,
-                when=condition(rule.when),
+                when=condition(rule.when, strict=playbook.strict),
                 next_call=None
                 if rule.next_call is None
                 else compile_fields(rule.next_call.model_dump(exclude_defaults=True), (), REQUEST),
@@ -314,21 +326,33 @@ def _workbook_task(playbook: Playbook, task: Task) -> Task:
 
 
 async def matches(
-    when: Compiled,
-    scope: Mapping[str, Any],
-    fetch: Fetch,
-    tolerated: type[TemplateError] | tuple[()] = TemplateError,
+    when: Compiled, scope: Mapping[str, Any], fetch: Fetch, undefined: list[str], *, failed: bool
 ) -> bool:
-    """Evaluates the condition of a rule; one that uses fields that the outcome does not have is false."""
+    """Evaluates the condition of a rule; one that names what does not exist is false, and is added to ``undefined``.
+
+    Raises:
+        TemplateError: after a success it cannot be computed, or it is strict and names what does not exist.
+    """
     try:
         return await with_references(fetch, when.holds, scope)
-    except tolerated:
-        return False
+    except UndefinedNameError as error:
+        if when.is_strict and not failed:
+            raise
+        undefined.append(str(error))
+    except TemplateError:
+        if not failed:
+            raise
+    return False
 
 
-def delay_before(backoff: Backoff, delay: float, retries: int, *, retry_after: float | None = None) -> float:
-    """Returns the seconds to wait before a try, after ``retries`` (1, 2, 3, ...) and as the peer requested."""
+def delay_before(
+    backoff: Backoff, delay: float, retries: int, *, retry_after: float | None = None, most: float = LONGEST_DELAY
+) -> float:
+    """Returns the seconds to wait before a try, after ``retries`` (1, 2, 3, ...) and as the peer requested.
+
+    A delay does not grow above ``most``.
+    """
     exponential = 2.0 ** min(retries - 1, 32)
     factor = {Backoff.NONE: 1.0, Backoff.LINEAR: float(retries), Backoff.EXPONENTIAL: exponential}[backoff]
-    seconds = min(delay * factor, LONGEST_DELAY) * (1 + random.uniform(0, JITTER))
+    seconds = min(delay * factor, max(delay, most)) * (1 + random.uniform(0, JITTER))
     return max(seconds, retry_after or 0.0)

@@ -105,3 +105,20 @@ def test_a_folder_is_checked_in_any_format(cli: Cli, tmp_path: Path) -> None:
     sarif = cli("check", str(folder / "good.yaml"), "--format", "sarif")
     assert sarif.returncode == 0
     assert json.loads(sarif.stdout)["runs"][0]["results"] == []
+
+
+def test_children_and_credentials_that_no_file_has(cli: Cli, environment: dict[str, str], tmp_path: Path) -> None:
+    tasks = "[{name: a, kind: playbook, path: tests/child}, {name: b, kind: playbook, path: tests/chlid}, " + (
+        "{name: c, kind: playbook, path: tests/other@2}, {name: d, kind: http, url: x, auth: api}, "
+        "{name: e, kind: http, url: x, auth: apu}, {name: f, kind: http, url: x, auth: in_variable}]"
+    )
+    (tmp_path / "parent.yaml").write_text(text_of("parent", f"workflow: [{{step: a, tool: {tasks}}}]\n"))
+    (tmp_path / "child.yaml").write_text(text_of("child", "workflow: [{step: a, tool: {kind: noop}}]\n"))
+    (tmp_path / "credentials.yaml").write_text("api: {type: bearer, data: {token: t}}\n")
+    environment["NOETL_CREDENTIALS_FILE"] = str(tmp_path / "credentials.yaml")
+    environment["NOETL_CREDENTIAL_IN_VARIABLE"] = '{"type": "bearer", "data": {"token": "t"}}'
+    lines = cli("check", str(tmp_path / "parent.yaml")).stdout.splitlines()
+    assert [line.partition("warning: ")[2] for line in lines] == [
+        "no folder has the child playbook 'tests/chlid'; it must have been registered",
+        f"{tmp_path / 'credentials.yaml'} has no credential 'apu'; it must be in the database",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,29 @@ def test_words_of_the_step_inside_its_tool_are_sent_there() -> None:
 def test_a_noop_may_carry_anything_without_effect() -> None:
     [problem] = problems_of("- step: start\n  tool: {kind: noop, anything: 1}\n")
     assert (problem.severity, problem.kind) == ("warning", ProblemKind.FIELD_WITHOUT_EFFECT)
+
+
+@pytest.mark.parametrize(
+    ("tool", "config", "warning"),
+    [
+        ("{kind: playbook, path: a, task: b}", {"path": "a"}, "'task' has no effect beside 'path'"),
+        ("{kind: playbook, name: c, task: b}", {"path": "b"}, ""),
+        ("{kind: playbook, name: c}", {"path": "c"}, ""),
+        (
+            '{kind: python, script: {source: {type: inline, code: "{{ workload.text }}"}}}',
+            {"code": "result = 1"},
+            "",
+        ),
+        ('{kind: python, script: {source: {type: inline}, code: "a = {{ text }}"}}', {"code": "a = {{ text }}"}, ""),
+        ("{kind: python, code: a = 1, iterator: item}", {"code": "a = 1"}, "'iterator' has no effect"),
+        ("{kind: container, image: a, restart_policy: Never}", {"image": "a"}, "'restart_policy' has no effect"),
+        ("{kind: duckdb, command: a, gcs_credential: g}", {"command": "a"}, "'gcs_credential' has no effect"),
+    ],
+)
+def test_what_others_write_beside_a_tool(tool: str, config: dict[str, Any], warning: str) -> None:
+    steps, root = f"- step: start\n  tool: {tool}\n", "workload: {text: result = 1}\n"
+    assert load(steps, root=root).steps[0].tasks[0].config == config
+    assert warning in "".join(warnings_of(steps, root=root))
 
 
 @pytest.mark.parametrize("word", ["desc", "description", "title", "version", "tags", "metadata", "notes"])
@@ -256,8 +280,9 @@ def test_what_a_playbook_says_of_its_traces(words: str, expected: Tracing) -> No
 
 
 def test_other_words_of_traces_are_pointed_out() -> None:
+    assert load(NOTHING, root="tracing: {otlp_endpoint: 'http://a'}\n").tracing.endpoint == "http://a"
     [problem] = problems_of(NOTHING, root="tracing: {exporter: otlp}\n")
-    assert (problem.severity, problem.kind) == ("warning", ProblemKind.UNKNOWN_FIELD)
+    assert (problem.severity, problem.kind) == ("error", ProblemKind.UNKNOWN_FIELD)
 
 
 @pytest.mark.parametrize(

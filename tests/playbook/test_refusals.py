@@ -91,6 +91,20 @@ BROKEN_TOOLS = [
         "sample.yaml:6:41: step 'start', spec, on_error: do is 'ignore'; use one of continue, retry, jump, break, fail",
     ),
     ("{kind: noop, spec: {on_error: jump}}", "jump needs 'to', the name of a task of this step"),
+    (
+        "{kind: noop, spec: {timout: 3}}",
+        "sample.yaml:6:31: step 'start', spec: unknown key 'timout'; did you mean 'timeout'?",
+    ),
+    ("{kind: noop, spec: {dispatch: workers}}", "unknown key 'dispatch'; write it in the spec of the step"),
+    (
+        "{kind: http, url: x, spec: {timeout: {conect: 3}}}",
+        "spec, timeout: unknown key 'conect'; did you mean 'connect'?",
+    ),
+    (
+        "{kind: noop, spec: {policy: {ruls: [], admit: true}}}",
+        "spec, policy: unknown key 'ruls'; did you mean 'rules'?",
+    ),
+    ('{kind: noop, set: {a: {b: ["{{ keychain.a.b }}"]}}}', "set a: a value of the keychain would be stored"),
 ]
 """A ``tool`` of a step, and what is said about it."""
 
@@ -111,6 +125,18 @@ BROKEN_KEYS = [
         "mode is 'wild'; use one of sequential, parallel, chunked, cursor, stream, fanout",
     ),
     ("loop: {in: [1], iteratr: x}", "unknown key 'iteratr'; did you mean 'iterator'?"),
+    (
+        "loop: {in: [1], spec: {max_inflight: 2}}",
+        "loop, spec: unknown key 'max_inflight'; did you mean 'max_in_flight'?",
+    ),
+    ("loop: {cursor: {claim: SELECT 1, hint: 2}}", "loop, cursor: unknown key 'hint'; known keys: kind, auth"),
+    (
+        "loop: {cursor: {claim: SELECT 1}, spec: {frame: {max_row: 2}}}",
+        "unknown key 'max_row'; did you mean 'max_rows'?",
+    ),
+    ("spec: {next_mode: inclusive}", "step 'start', spec: unknown key 'next_mode'; known keys: loop_mode"),
+    ("next: {spec: {mod: inclusive}, arcs: [{step: start}]}", "next, spec: unknown key 'mod'; did you mean 'mode'?"),
+    ('next: [{step: start, set: {ctx.a: "{{ keychain.a }}"}}]', "set ctx.a: a value of the keychain would be stored"),
     ("loop: {cursor: {kind: postgres}, iterator: x}", "'claim' is missing: SQL that claims work"),
     (
         "loop: {cursor: {kind: duckdb, claim: SELECT 1}, iterator: x}",
@@ -160,11 +186,11 @@ BROKEN_TAKERS = [
     ("loop: {mode: parallel}", "leave out the mode, or say the arc on: step.done"),
     (
         "set: {ctx.n: '{{ chunk.row_count }}'}",
-        "sample.yaml:8:11: step 'take': set ctx.n: there is no 'chunk' when the step has ended; write it in its task",
+        "sample.yaml:8:11: step 'take': set and output: there is no 'chunk' when the step has ended; write it in its task",
     ),
     (
         "output: {n: '{{ chunk.row_count }}'}",
-        "step 'take': output: there is no 'chunk' when the step has ended; write it in its task",
+        "step 'take': set and output: there is no 'chunk' when the step has ended; write it in its task",
     ),
     ("next: [start]", "is part of a stream, and its arc to 'start' leads back into that"),
     (
@@ -253,7 +279,7 @@ BROKEN_STEPS = {
     "a step that sets by the chunk of its own name": (
         FEEDING
         + f"- step: take\n  {OK_TOOL}\n  loop: {{iterator: page}}\n  set: {{ctx.a: {{b: ['{{{{ page.rows }}}}']}}}}\n",
-        "step 'take': set ctx.a: there is no 'page' when the step has ended",
+        "step 'take': set and output: there is no 'page' when the step has ended",
     ),
     "chunks of nothing": (
         FEEDING.replace(OK_TOOL, "desc: x") + f"- step: take\n  {OK_TOOL}\n",
@@ -314,6 +340,35 @@ BROKEN_ROOTS = [
         "x.yaml:4:23: playbook, spec, on_error: do is 'wait'; use one of continue",
     ),
     (HEAD + "vars: {}\n" + ONE_STEP, "unknown key 'vars'"),
+    (HEAD + "spec: {timeoout: 5}\n" + ONE_STEP, "playbook, spec: unknown key 'timeoout'; did you mean 'timeout'?"),
+    (HEAD + "executor: {spec: {kubernets: {}}}\n" + ONE_STEP, "unknown key 'kubernets'; did you mean 'kubernetes'?"),
+    (HEAD.replace("path:", "pat:") + ONE_STEP, "metadata: unknown key 'pat'; did you mean 'path'?"),
+]
+
+
+BROKEN_ROOTS += [
+    (HEAD + f"workload: {{a: {value}}}\n" + ONE_STEP, f"x.yaml:4:15: {what}; quote it if text is meant")
+    for value, what in [
+        (
+            "12345678901234567890.5",
+            "value '12345678901234567890.5': neither a 64-bit integer nor a double holds it",
+        ),
+        (
+            "1234567890123456.78",
+            "value '1234567890123456.78': neither a 64-bit integer nor a double holds it",
+        ),
+        ("18446744073709551616", "value '18446744073709551616': neither a 64-bit integer nor a double holds it"),
+        ("1.0e+999", "value '1.0e+999': neither a 64-bit integer nor a double holds it"),
+        (".inf", "value '.inf': neither a 64-bit integer nor a double holds it"),
+        (".NaN", "value '.NaN': neither a 64-bit integer nor a double holds it"),
+        ("!!binary aGk=", "value 'aGk=': the tag !!binary is not supported"),
+    ]
+] + [
+    (
+        HEAD + f"workload: {{a: !!{tag}}}\n" + ONE_STEP,
+        f"x.yaml:4:15: the tag 'tag:yaml.org,2002:{tag.split()[0]}' is unknown",
+    )
+    for tag in ["set {a, b}", "omap [a: 1]", "pairs [a: 1]"]
 ]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,10 +17,13 @@ import typer
 
 from noetl_dagster import __version__
 from noetl_dagster.cli.console import fail
-from noetl_dagster.errors import Problem, ProblemKind
-from noetl_dagster.playbook.catalog import find_playbooks
+from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
+from noetl_dagster.playbook.catalog import Catalog, find_playbooks, folders_of, names_version
 from noetl_dagster.playbook.loader import load_report
+from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.schema import language_schema
+from noetl_dagster.playbook.wording import is_template
+from noetl_dagster.settings import get_settings
 
 Lenient = Annotated[
     bool, typer.Option("--lenient", help="report unsupported tool kinds and unknown keys as warnings; keys are ignored")
@@ -141,14 +145,39 @@ def check(
     for path, playbooks in files.items():
         if not playbooks:
             fail(f"{path}: the folder has no playbooks: no visible .yaml or .yml file has the line 'kind: Playbook'")
-    findings = {
-        str(file): load_report(file, lenient=lenient, code=True)[1]
-        for playbooks in files.values()
-        for file in playbooks
-    }
+    findings: dict[str, list[Problem]] = {}
+    for file in chain.from_iterable(files.values()):
+        playbook, problems = load_report(file, lenient=lenient, code=True)
+        findings[str(file)] = [*problems, *(_missing(playbook, file) if playbook is not None else ())]
     typer.echo(report(findings, format))
     errors = any(problem.severity == "error" for of_file in findings.values() for problem in of_file)
     raise typer.Exit(1 if errors else 0)
+
+
+def _missing(playbook: Playbook, file: Path) -> Iterator[Problem]:
+    """Yields warnings about child playbooks that no folder has, and credentials that are in no file."""
+    from noetl_dagster.tools.access.credentials import credential_names
+
+    settings = get_settings()
+    credentials = credential_names(settings) if settings.credentials_file is not None else None
+    for task in (*(task for step in playbook.steps for task in step.tasks), *playbook.workbook.values()):
+        path, place = str(task.config.get("path")), task.place or Place(str(file), 1)
+        is_open = is_template(path) or names_version(path) or "version" in task.config
+        if task.kind == "playbook" and not is_open and not any(_has(one, path) for one in folders_of(file.parent)):
+            message = f"no folder has the child playbook {path!r}; it must have been registered"
+            yield Problem(place, message, "warning", ProblemKind.MISSING_PLAYBOOK)
+        name = task.auth if isinstance(task.auth, str) and not is_template(task.auth) else None
+        if credentials is not None and name is not None and name not in credentials:
+            message = f"{settings.credentials_file} has no credential {name!r}; it must be in the database"
+            yield Problem(place, message, "warning", ProblemKind.MISSING_CREDENTIAL)
+
+
+@cache
+def _has(folder: Path, path: str) -> bool:
+    try:
+        return Catalog(folder).resolve(path).is_file()
+    except PlaybookError as error:  # several files may claim the path
+        return any(problem.kind is not ProblemKind.MISSING_PLAYBOOK for problem in error.problems)
 
 
 def playbook_files(path: Path, *, code: int = 1) -> list[Path]:

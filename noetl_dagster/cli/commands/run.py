@@ -20,6 +20,7 @@ from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.catalog import SUFFIXES
 from noetl_dagster.playbook.checks.templates import check_code
+from noetl_dagster.playbook.checks.values import check_values
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
@@ -61,7 +62,7 @@ def run(
     payload_values, texts = _payload(payload), _parse_sets(sets or [])
     with open_session() as session:
         loaded = from_file or run_sync(session.engine.runtime.registered.load(playbook, lenient=lenient))
-        for problem in check_code(loaded):
+        for problem in (*check_code(loaded), *check_values(loaded)):
             warn(str(replace(problem, severity="warning")))
         read = {key: _value_of(key, text, loaded.workload.get(key)) for key, text in texts.items()}
         workload = {**payload_values, **read}

@@ -18,7 +18,7 @@ from noetl_dagster.errors import StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope
 from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, COMMAND_LOST, SEQUENCE_ENDED
 from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule, Task
-from noetl_dagster.playbook.templates.rendering import render_async
+from noetl_dagster.playbook.templates.rendering import render_async, undecided
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, seen_error
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.storage import codec
@@ -28,7 +28,14 @@ from noetl_dagster.values import admit, encode
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Visit
 from noetl_dagster.worker.pipeline import overridden
-from noetl_dagster.worker.program import Continuation, StepProgram, TaskProgram, delay_before, matches
+from noetl_dagster.worker.program import (
+    LONGEST_DELAY,
+    Continuation,
+    StepProgram,
+    TaskProgram,
+    delay_before,
+    matches,
+)
 from noetl_dagster.worker.runner import Call
 
 PART_BYTES = 1 << 20
@@ -151,10 +158,12 @@ class Attempts:
         names = _names(envelope, view, command.attempt) | {"_page": self.successes, "_rows": self.pages.rows}
         scope = scope.with_locals(names).with_fallbacks({command.step: view})
         made = self.failures if outcome.failed else self.successes
+        asked = (envelope.get("error") or {}).get("retry_after")
+        undefined: list[str] = []
         for task, number, continuation in _applicable(self.visit.program, outcome):
             rule = continuation.rule
             try:
-                wanted = await matches(continuation.when, scope, fetch, () if rule.strict else TemplateError)
+                wanted = await matches(continuation.when, scope, fetch, undefined, failed=outcome.failed)
                 if rule.collect is not None:
                     await self._collect(rule.collect, envelope, more=wanted)
                 if wanted and rule.continues_success and not rule.allows(made):
@@ -174,10 +183,12 @@ class Attempts:
                 return None
             if outcome.failed:
                 self.reason = {"task": task.name, "rule": number}
-            follows, not_before = not outcome.failed, due(rule, made)
+            follows, not_before = not outcome.failed, due(rule, made, asked)
             return replace(
                 command, attempt=command.attempt + 1, follows=follows, not_before=not_before, overrides=overrides
             )
+        if undefined and not outcome.failed:
+            self.pages.failure = undecided(f"retry rule of step {command.step}", undefined)
         return None
 
     def _note_request(self, task: Task, overrides: dict[str, Any]) -> None:
@@ -255,12 +266,16 @@ def _more_follow(rule: RetryRule, command: Command) -> ToolError:
     )
 
 
-def due(rule: RetryRule, made: int) -> float:
-    """Returns the Unix time at which the next attempt is due, 0: at once. Pages wait only if their rule has a delay."""
+def due(rule: RetryRule, made: int, asked: float | None = None) -> float:
+    """Returns the Unix time at which the next attempt is due, 0: at once. Pages wait only if their rule has a delay.
+
+    The server may have ``asked`` to wait some seconds.
+    """
     if rule.continues_success and "delay" not in rule.model_fields_set:
         return 0.0
-    seconds = delay_before(rule.backoff, rule.delay, made)
-    return time.time() + (seconds if rule.max_delay is None else min(seconds, rule.max_delay))
+    most = LONGEST_DELAY if rule.max_delay is None else rule.max_delay
+    seconds = delay_before(rule.backoff, rule.delay, made, most=most)
+    return time.time() + max(seconds if rule.max_delay is None else min(seconds, most), asked or 0.0)
 
 
 def _names(envelope: Envelope, view: ResultView, attempt: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from noetl_dagster.playbook.models import (
     LoopMode,
     RoutingMode,
 )
-from noetl_dagster.playbook.templates.rendering import Fetch, render_async, with_references
+from noetl_dagster.playbook.templates.rendering import Fetch, render_async, undecided, with_references
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, seen_error
 from noetl_dagster.process.logs import LogContext
@@ -281,8 +281,7 @@ class Steps:
             ending.fail(error)
         routed = await self._route(ending, scope)
         if routed.undefined and not routed.fired and not ending.failed:
-            message = f"no arc of step {step.name} could be decided: {'; '.join(routed.undefined)}"
-            ending.fail(TemplateError(message))
+            ending.fail(undecided(f"arc of step {step.name}", routed.undefined))
         checks = [self._check_event(visit, outcome) for outcome in outcomes]
         event = self._event(visit, EventType.STEP_EXIT, "FAILED" if ending.failed else "COMPLETED")
         event.meta["fired"] = routed.fired
@@ -422,6 +421,8 @@ async def _fire(ending: _Ending, scope: Scope, fetch: Fetch) -> _Routed:
             if not await with_references(fetch, when.holds, scope):
                 continue
         except TemplateError as error:
+            if when.is_strict and not ending.failed:
+                raise
             routed.undefined.append(f"arc to {arc.step}: {error}")
             continue
         routed.fired.append(arc.step)

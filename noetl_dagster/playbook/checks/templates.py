@@ -153,11 +153,19 @@ def _check_command(
 
 def known_names(playbook: Playbook) -> frozenset[str]:
     """Returns every name that the playbook defines, wherever it is visible."""
-    names = {*LANGUAGE_NAMES, *playbook.workload, *playbook.workbook}
+    tasks = [*playbook.workbook.values(), *(task for step in playbook.steps for task in step.tasks)]
+    steps = {step.name for step in playbook.steps}
+    results = {f"{name}{RESULT_SUFFIX}" for name in (*steps, *(task.name for task in tasks))}
+    return own_names(playbook) | LANGUAGE_NAMES | steps | results
+
+
+def own_names(playbook: Playbook) -> frozenset[str]:
+    """Returns the names that the playbook defines beside those of its steps."""
+    names = {*playbook.workload, *playbook.workbook}
     tasks = [*playbook.workbook.values()]
     targets: list[str] = []
     for step in playbook.steps:
-        names |= {step.name, *_names_of(step.input), *step.sources}
+        names |= {*_names_of(step.input), *step.sources}
         if step.state is not None:
             names.add("state")
         if step.loop is not None:
@@ -167,9 +175,7 @@ def known_names(playbook: Playbook) -> frozenset[str]:
     for task in tasks:
         names |= {task.name, *_names_of(task.input)}
         targets += [*task.set, *(target for rule in task.spec.policy for target in rule.then.set)]
-    named = [*(step.name for step in playbook.steps), *(task.name for task in tasks)]
-    results = {f"{name}{RESULT_SUFFIX}" for name in named}
-    return frozenset(names.union(results, *(target.split(".")[:2] for target in targets)))
+    return frozenset(names.union(*(target.split(".")[:2] for target in targets)))
 
 
 def _names_of(input: Input) -> Iterable[str]:

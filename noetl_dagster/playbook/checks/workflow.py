@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from noetl_dagster.errors import Place, Problem, ProblemKind, TemplateError
@@ -269,7 +270,14 @@ def _check_stream(playbook: Playbook, graph: StepGraph, step: Step, arc: Arc) ->
         remedy = "a step that takes chunks runs as long as they come; give the other arc a step of its own"
         kind = ProblemKind.CONFLICTING_FIELDS
         yield problem_of(playbook, step, f"{message}; {remedy}", kind=kind, place=arc.place)
-    yield from _check_end(playbook, arc.step)
+    taker = next((one for one in playbook.steps if one.name == arc.step and one.loop is not None), None)
+    with suppress(TemplateError):  # another check reports it
+        chunk = "" if taker is None or taker.loop is None else taker.loop.iterator
+        known = chunk in playbook.workload or chunk in graph
+        if taker is not None and not known and chunk in compile_value([taker.set, taker.output]).names:
+            message = f"set and output: there is no {chunk!r} when the step has ended"
+            remedy = "write it in its task, which runs once for each chunk"
+            yield problem_of(playbook, taker, f"{message}; {remedy}", kind=ProblemKind.UNDEFINED_NAME)
     if arc.step == graph.entry:
         message = f"{what} leads to where the playbook starts, before there is a chunk"
         yield problem_of(playbook, step, message, place=arc.place)
@@ -278,24 +286,3 @@ def _check_stream(playbook: Playbook, graph: StepGraph, step: Step, arc: Arc) ->
         remedy = f"write it in the task of {arc.step!r}, which sees the chunk"
         kind = ProblemKind.CONFLICTING_FIELDS
         yield problem_of(playbook, step, f"{message}; {remedy}", kind=kind, place=arc.place)
-
-
-def _check_end(playbook: Playbook, name: str) -> Iterator[Problem]:
-    """Checks ``set`` and ``output`` of a step that takes chunks: at its end there is no chunk any more."""
-    steps = {step.name: step for step in playbook.steps}
-    step = steps.get(name)
-    if step is None or step.loop is None:
-        return
-    chunk = step.loop.iterator
-    for what, value in {
-        "output": step.output,
-        **{f"set {name}": value for name, value in step.set.items()},
-    }.items():
-        try:
-            names = compile_value(value).names
-        except TemplateError:  # another check says so
-            continue
-        if chunk in names - playbook.workload.keys() - steps.keys():
-            message = f"{what}: there is no {chunk!r} when the step has ended"
-            remedy = "write it in its task, which runs once for each chunk"
-            yield problem_of(playbook, step, f"{message}; {remedy}", kind=ProblemKind.UNDEFINED_NAME)

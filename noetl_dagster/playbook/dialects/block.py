@@ -17,7 +17,7 @@ from noetl_dagster.playbook.fields import Declaration, Model, Seconds, declarati
 from noetl_dagster.playbook.models import Input, PolicyAction
 from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.templates.rendering import compile_value
-from noetl_dagster.playbook.wording import described, is_template, suggestion
+from noetl_dagster.playbook.wording import described, did_you_mean, is_template, listed, suggestion
 
 M = TypeVar("M", bound=Model)
 E = TypeVar("E", bound=StrEnum)
@@ -249,7 +249,7 @@ class Block:
         value = self.values.get("backoff")
         if isinstance(value, str) and is_template(value):
             with suppress(TemplateError):  # reported where the word is read
-                value = self._rendered(value)
+                value = self.rendered(value)
         if isinstance(value, (bool, dict, list)) or _DURATION.match(str(value)) is None:
             return self
         delay = self.present(*spellings_of(PolicyAction, "delay"))
@@ -316,7 +316,7 @@ class Block:
         key, value = self._found(names)
         if isinstance(value, str) and is_template(value):
             try:
-                value = self._rendered(value)
+                value = self.rendered(value)
             except TemplateError as error:
                 message = f"{key} must be known when the playbook is loaded, from its workload: {error}"
                 self.error(message, key)
@@ -357,7 +357,7 @@ class Block:
     def read(self, model: type[M], **others: Any) -> M | None:
         """Reads a model from the keys that its fields declare, without ``others``, and reports all other keys."""
         fields = self.fields(model, **others)
-        self.close(severity=model.unknown_keys)
+        self.close()
         return self.build(model, **fields)
 
     def fields(self, model: type[BaseModel], **others: Any) -> dict[str, Any]:
@@ -379,14 +379,20 @@ class Block:
             return self.choice(type_, *names, also=field.words)
         return self.nested(type_, *names)
 
-    def close(
-        self, keys: Iterable[str] = (), *, severity: str = "error", remedies: dict[str, str] | None = None
-    ) -> None:
-        """Reports every key that was not taken; ``keys``, or else those that were asked for, feed the suggestions."""
+    def close(self, keys: Iterable[str] = (), *, remedies: dict[str, str] | None = None, free: bool = False) -> None:
+        """Reports every key that was not taken; ``keys``, or else those that were asked for, feed the suggestions.
+
+        If other engines write ``free`` keys of their own here, those that are not like a known one are ignored.
+        """
         keys = tuple(keys) or tuple(self.asked)
         for key in self.rest():
-            remedy = (remedies or {}).get(key) or suggestion(key, keys)
-            self.report_key(key, f"unknown key {key!r}; {remedy}", ProblemKind.UNKNOWN_FIELD, severity)
+            remedy = (remedies or {}).get(key)
+            if free and remedy is None and not did_you_mean(key, keys):
+                message = f"{key!r} has no effect; known keys: {listed(keys)}"
+                self.report_key(key, message, ProblemKind.FIELD_WITHOUT_EFFECT, "warning")
+            else:
+                message = f"unknown key {key!r}; {remedy or suggestion(key, keys)}"
+                self.report_key(key, message, ProblemKind.UNKNOWN_FIELD)
 
     def take_rest(self) -> dict[str, Any]:
         """Returns all values that were not taken yet, unchanged."""
@@ -423,12 +429,13 @@ class Block:
             self.error(f"{key} is settled when the step is entered, and {later[0]!r} is not known then", key)
         elif used <= {"workload", *reading.workload}:
             try:
-                return key, self._rendered(value)
+                return key, self.rendered(value)
             except TemplateError as error:
                 self.warn(f"{key} must come with the workload of the execution: {error}", key)
         return key, None
 
-    def _rendered(self, template: str) -> Any:
+    def rendered(self, template: str) -> Any:
+        """Renders a template over the workload."""
         workload = self.reading.workload
         self.reading.settled = True
         return compile_value(template).render({"workload": workload, **workload})

@@ -9,7 +9,7 @@ from typing import Any
 
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.spec import read_fanout
+from noetl_dagster.playbook.dialects.spec import TASK_SPEC, read_fanout
 from noetl_dagster.playbook.models import LOOP_MODES, CursorSpec, FrameSpec, Loop, LoopMode
 from noetl_dagster.playbook.tool_kinds import (
     CURSOR_KINDS,
@@ -91,8 +91,8 @@ def _built(block: Block, own: Block, fields: dict[str, Any]) -> Loop | None:
     """Builds the loop of these fields and its iterator; reports the keys that are left."""
     iterator, key = block.text(*LOOP_ITERATOR), block.present(*LOOP_ITERATOR)
     loop = block.build(Loop, **(fields if iterator is None else {**fields, "iterator": iterator}))
-    own.drop(*_SETTINGS)
-    own.close(_SETTINGS, severity="warning")
+    own.drop(*_SETTINGS, *TASK_SPEC)
+    own.close(_SETTINGS)
     block.drop(*DESCRIPTION)
     block.close()
     if iterator is not None and not iterator.isidentifier():

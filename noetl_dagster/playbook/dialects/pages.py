@@ -40,7 +40,6 @@ def read_pages(block: Block, config: dict[str, Any]) -> RetryRule | None:
     rule = pages.build(
         RetryRule,
         when=f"{{{{ {when} }}}}",
-        strict=True,
         max_attempts=pages.whole("max_pages"),
         delay=pages.seconds("delay"),
         next_call=NextCall(**following),

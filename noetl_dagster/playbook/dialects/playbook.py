@@ -26,6 +26,7 @@ from noetl_dagster.playbook.tool_kinds import (
     DESCRIPTION,
     DOCUMENTARY,
     KIND,
+    METADATA_KEYS,
     SECRET_PROVIDERS,
 )
 from noetl_dagster.playbook.wording import described
@@ -76,7 +77,7 @@ def normalise(
     foreign = _leave_out_foreign_pool(root, dagster)
     keychain, workbook = _keychain(root), _workbook(root)
     steps = _workflow(root, only)
-    tracing = _tracing(root)
+    tracing, strict = _tracing(root), root.flag("strict")
     if foreign is not None and only is None and not any(step.wants_workers for step in steps):
         message = f"executor: pool {reading.worker_pool!r} has no effect: it is none of dagster.pools"
         document.report(foreign, message, "warning", ProblemKind.FIELD_WITHOUT_EFFECT)
@@ -93,6 +94,7 @@ def normalise(
         pod=reading.run_pod,
         dagster=dagster,
         tracing=tracing,
+        strict=strict,
         settled=reading.settled,
         source=source,
         file=document.file,
@@ -124,7 +126,7 @@ def _specs_of_all_steps(root: Block, executor: dict[str, Any]) -> None:
         reading.outer = dict.fromkeys(defaults.values, defaults.what)
         defaults.drop(*DEFAULTS)
         remedies = dict.fromkeys(STEP_SPEC, "write it in executor: {spec: {...}}")
-        defaults.close(DEFAULTS, remedies=remedies)
+        defaults.close(DEFAULTS, remedies=remedies, free=True)
     own = executor.get("spec")
     if isinstance(own, dict):
         reading.outer = {**reading.outer, **dict.fromkeys(own, "executor, spec")}
@@ -141,7 +143,7 @@ def _check_executor(root: Block, executor: dict[str, Any]) -> None:
         message = f"{key!r} has no effect here; write spec: {{{key}: ...}}"
         block.warn(message, key, ProblemKind.FIELD_WITHOUT_EFFECT)
     if isinstance(executor.get("spec"), dict):
-        check_step_spec(Block(root.reading, executor["spec"], "executor, spec", place))
+        check_step_spec(Block(root.reading, executor["spec"], "executor, spec", place), free=True)
 
 
 def _leave_out_foreign_pool(root: Block, dagster: DagsterSpec | None) -> Place | None:
@@ -184,7 +186,8 @@ def _metadata(root: Block, file: str) -> Metadata | None:
     if name is None:
         message = f"'name' is missing; the playbook is called {(path or stem)!r}"
         block.warn(message, kind=ProblemKind.MISSING_FIELD)
-    block.close(severity="warning")
+    block.drop(*DOCUMENTARY)
+    block.close(METADATA_KEYS, free=True)
     return metadata
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from noetl_dagster.errors import TemplateError
@@ -17,6 +18,7 @@ from noetl_dagster.playbook.models import (
     Routing,
     RoutingMode,
 )
+from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.templates.scope import SCOPES, parse_target
 from noetl_dagster.playbook.tool_kinds import DESCRIPTION, INPUT, SET_BLOCKS, WHEN
 from noetl_dagster.playbook.wording import described, suggestion
@@ -51,6 +53,10 @@ def read_set(block: Block) -> dict[str, Any]:
                 parse_target(name, in_loop=False)
             except TemplateError as error:
                 block.error(str(error), key)
+            with suppress(TemplateError):  # reported with every other template that does not parse
+                if "keychain" in compile_value(item).names:
+                    message = f"set {name}: a value of the keychain would be stored in the event log"
+                    block.error(f"{message}; use it in the fields of tools only", key)
             targets[name] = item
     return targets
 
@@ -77,7 +83,7 @@ def read_rules(spec: Block) -> tuple[PolicyRule, ...] | None:
     if policy is None:
         return None
     policy.drop("rules", *_RESERVED)
-    policy.close(("rules", *_RESERVED), severity="warning")
+    policy.close(("rules", *_RESERVED))
     if "rules" in policy:
         return _rules(policy, "rules")
     if not policy.values:
@@ -202,7 +208,7 @@ def _from_router(block: Block) -> Routing:
     if spec is not None:
         mode = spec.choice(RoutingMode, "mode") or mode
         spec.drop("policy")
-        spec.close(severity="warning")
+        spec.close()
     if "arcs" not in block:
         block.missing("a router needs 'arcs', a list of {step, when}")
     arcs = _read_arcs(block, block.items("arcs"))

@@ -10,7 +10,7 @@ from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.routing import read_on_error, read_rules
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import FanoutSpec, PolicyRule, ResultSpec, StepSpec, TaskSpec
-from noetl_dagster.playbook.tool_kinds import LOOP_SETTINGS, MAX_IN_FLIGHT, OUTPUT, TIMEOUT
+from noetl_dagster.playbook.tool_kinds import LOOP_SETTINGS, MAX_IN_FLIGHT, OUTPUT, SPEC_WORDS, TIMEOUT
 from noetl_dagster.playbook.wording import is_template
 from noetl_dagster.settings import StoreTier
 
@@ -21,6 +21,9 @@ STEP_SPEC = (
 )
 _STEP_ONLY = {*STEP_SPEC, *LOOP_SETTINGS, *MAX_IN_FLIGHT, "admit"} - {"policy", "timeout", "result", "on_error"}
 """Keys of a step's, a loop's or the executor's spec that say nothing to its tasks."""
+
+TASK_SPEC = (*SPEC_WORDS, "on_error")
+"""Keys of a task's spec, which outer specs may have too."""
 
 _KEEPING = frozenset({"output_select", "store", "select", "name", "ttl"})
 _INDEX = re.compile(r"\[(-?\d+)\]")
@@ -63,6 +66,8 @@ def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallbac
         fallback: the task itself, named in messages about inherited values.
     """
     spec_block = own or Block(fallback.reading, {}, fallback.what, fallback.place)
+    spec_block.drop(*TASK_SPEC)
+    spec_block.close(sorted(TASK_SPEC), remedies=dict.fromkeys(_STEP_ONLY, "write it in the spec of the step"))
     layers = (*outer, spec_block.values)
     rules, level = read_rules(spec_block), len(outer)
     if rules is None:
@@ -101,7 +106,7 @@ def read_timeout(spec: Block, *names: str) -> float | None:
     parts = spec.child(*names)
     assert parts is not None
     limits = [parts.seconds(name) for name in ("connect", "read", "write", "pool", "total")]
-    parts.close(severity="warning")
+    parts.close()
     return sum(part for part in limits if part is not None) or None
 
 
@@ -201,10 +206,10 @@ def read_step_spec(spec: Block, own: Block) -> StepSpec:
     return spec.build(StepSpec, **fields) or StepSpec()
 
 
-def check_step_spec(spec: Block) -> None:
-    """Points out keys of a step's spec that look mistyped; others are handed to the tools as options."""
-    spec.drop(*STEP_SPEC, *_STEP_ONLY)
-    spec.close(STEP_SPEC, severity="warning")
+def check_step_spec(spec: Block, *, free: bool = False) -> None:
+    """Reports keys of a step's spec that say nothing to the step or its tasks; see :meth:`Block.close`."""
+    spec.drop(*STEP_SPEC, *_STEP_ONLY, *TASK_SPEC)
+    spec.close(STEP_SPEC, free=free)
 
 
 def _admission(spec: Block) -> str | bool | None:

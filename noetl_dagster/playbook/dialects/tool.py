@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Set
+from contextlib import suppress
 from typing import Any
 
-from noetl_dagster.errors import Place, ProblemKind
+from noetl_dagster.errors import Place, ProblemKind, TemplateError
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.pages import read_pages
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.routing import read_set
 from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
 from noetl_dagster.playbook.models import Assertion, Input, Task
+from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.tool_kinds import (
     AUTH,
     CHUNK_SIZE,
@@ -202,6 +204,9 @@ def _config(block: Block, kind: str, tool: ToolKind) -> dict[str, Any]:
     if tool is UNKNOWN:
         return block.take_rest()
     config: dict[str, Any] = {}
+    if kind == "playbook" and {"path", "task"} <= block.values.keys():
+        block.warn("'task' has no effect beside 'path'", "task", ProblemKind.FIELD_WITHOUT_EFFECT)
+        block.values = block.document.gathered((block.values, key, key) for key in block.values if key != "task")
     for names in tool.spellings.values():
         if names[0] == "args" and not isinstance(block.values.get("args"), list):
             continue  # a mapping is the input
@@ -243,7 +248,7 @@ def _check_rest(block: Block, kind: str, tool: ToolKind) -> None:
 
 
 def _unfold_script(block: Block, config: dict[str, Any], tool: ToolKind) -> None:
-    """Replaces ``script: {source: {type: inline}, code}`` by the code or SQL itself."""
+    """Replaces ``script: {source: {type: inline}, code}`` by the code or SQL itself, or a template by its value."""
     script = config.get("script")
     source = script.get("source") if isinstance(script, dict) else None
     inline = source if isinstance(source, dict) else {"type": source}
@@ -254,6 +259,9 @@ def _unfold_script(block: Block, config: dict[str, Any], tool: ToolKind) -> None
     if code is None:
         block.error("script of source type 'inline' needs 'code'", "script", kind=ProblemKind.MISSING_FIELD)
     else:
+        if "code" in tool.spellings and isinstance(code, str):
+            with suppress(TemplateError):  # no template, or one that needs more than the workload
+                code = str(block.rendered(code)) if compile_value(code).is_expression else code
         config.setdefault("code" if "code" in tool.spellings else "command", code)
 
 

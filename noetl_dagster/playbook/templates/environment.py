@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-from jinja2 import TemplateSyntaxError, Undefined, nodes, pass_environment
+from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes, pass_environment
 from jinja2.compiler import CodeGenerator
 from jinja2.filters import do_first, make_attrgetter, sync_do_sum
 from jinja2.meta import TrackingCodeGenerator
@@ -186,10 +186,27 @@ _TESTS_OF_TYPES = (
 )  # fmt: skip
 
 
+OPTIONAL_PARTS = frozenset({"error", "http", "pg", "py", "playbook", "ref", "_ref", "status_code"})
+"""Names and keys that are missing by design, such as the error of a success."""
+
+
+class OptionalPartError(UndefinedError):
+    """One of the ``OPTIONAL_PARTS`` is missing, or a key of null."""
+
+
 class UnknownName(Undefined):
     """False in boolean tests, replaced by ``default``, chainable; an error wherever its value is needed."""
 
     __slots__ = ()
+
+    def __init__(self, hint: str | None = None, obj: Any = missing, name: Any = None) -> None:
+        is_optional = obj is None or name in OPTIONAL_PARTS
+        super().__init__(hint, obj, name, OptionalPartError if is_optional else UndefinedError)
+
+    @property
+    def is_optional(self) -> bool:
+        """Reports whether it is one of the ``OPTIONAL_PARTS``, or a key of null."""
+        return self._undefined_exception is OptionalPartError
 
     def __getattr__(self, name: str) -> Any:
         if name[:2] == "__":
@@ -218,6 +235,17 @@ class UnknownName(Undefined):
         near = did_you_mean(str(self._undefined_name), keys)
         message += f" has the keys {listed(keys)}" if keys else " is empty"
         return f"{message}; {near}" if near else message
+
+
+class StrictName(UnknownName):
+    """An error in boolean tests, too, unless it is an optional part."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        if not self.is_optional:
+            self._fail_with_undefined_error()
+        return False
 
 
 class ScopeContext(Context):
@@ -294,8 +322,8 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
     code_generator_class = _PlaybookCodeGenerator
     intercepted_binops = frozenset({"*", "**", "%"})
 
-    def __init__(self) -> None:
-        super().__init__(undefined=UnknownName, extensions=["jinja2.ext.do"], optimized=False)
+    def __init__(self, undefined: type[UnknownName] = UnknownName) -> None:
+        super().__init__(undefined=undefined, extensions=["jinja2.ext.do"], optimized=False)
         del self.globals["lipsum"]
         self.evaluation = EvalContext(self)
         filters: Mapping[str, Any] = {**self.filters, **FILTERS}
@@ -382,6 +410,8 @@ def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def of_values(*arguments: Any, **named: Any) -> Any:
+        if arguments[0].__class__ is StrictName:
+            bool(arguments[0])
         return function(*[unwrapped(argument) for argument in arguments], **named)
 
     return of_values

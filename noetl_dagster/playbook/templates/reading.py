@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from jinja2 import TemplateSyntaxError, nodes
 
-from noetl_dagster.playbook.templates.environment import PlaybookEnvironment, TooComplexError
+from noetl_dagster.playbook.templates.environment import PlaybookEnvironment, StrictName, TooComplexError
 
 ENVIRONMENT = PlaybookEnvironment()
+STRICT_ENVIRONMENT = PlaybookEnvironment(StrictName)
 
 # shapes that can never be Jinja, in no text: Go templates (docker --format '{{.Names}}'), ${#array} of shells, array
 # literals of PostgreSQL ('{{1,2},{3,4}}')

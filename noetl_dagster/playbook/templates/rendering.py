@@ -18,12 +18,13 @@ from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
 from noetl_dagster.playbook.templates.environment import (
     SENT,
+    OptionalPartError,
     ScopeContext,
     TooComplexError,
     UnknownName,
     undeclared_names,
 )
-from noetl_dagster.playbook.templates.reading import ENVIRONMENT, Foreign, read, whole_expression
+from noetl_dagster.playbook.templates.reading import ENVIRONMENT, STRICT_ENVIRONMENT, Foreign, read, whole_expression
 from noetl_dagster.playbook.templates.views import (
     LAZY_SEQUENCES,
     LEAVES,
@@ -43,6 +44,7 @@ CACHED_TEMPLATES = 16_384
 _FALSE_TEXTS = frozenset({"false", "0", "no", "none", ""})
 _PATH = re.compile(r"\s*\{\{\s*([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)*\s*\}\}\s*\Z", re.ASCII)
 _WORDS = frozenset({"true", "false", "none", "not", "and", "or", "in", "is", "if", "else"})
+_PARTS = (nodes.Name, nodes.Getattr, nodes.Getitem)
 _RESULT = "__result__"
 _SHOWN_NAMES = 30
 _NOT_PLAIN = (View, LazyMapping, *LAZY_SEQUENCES)
@@ -59,10 +61,12 @@ class Compiled:
         names: the root names that its templates use.
         is_expression: whether it is exactly one ``{{ expression }}``, which keeps its type.
         is_fresh: whether ``render`` gives a value that nothing else holds, so that it need not be copied.
+        is_strict: whether a boolean test of an unknown name is an error.
         foreign: of a text, braces of other programs in it, which stay as they are.
     """
 
     constant = True
+    is_strict = False
     is_expression = False
     is_fresh = False
 
@@ -95,7 +99,7 @@ class Compiled:
         """Reports whether it is true in ``scope``, as the condition of a ``when``.
 
         Raises:
-            UndefinedNameError: an unknown name is compared, printed or computed with; testing its
+            UndefinedNameError: an unknown name is compared, printed or computed with, or is the value; testing its
                 truth, ``is defined`` and ``default`` are allowed.
         """
         return is_true(self.evaluate(scope))
@@ -136,11 +140,12 @@ class _Template(Compiled):
 
     constant = False
 
-    __slots__ = ("_function", "_text")
+    __slots__ = ("_function", "_text", "is_strict")
 
     def __init__(self, source: str, names: frozenset[str], text: str, foreign: tuple[Foreign, ...] = ()) -> None:
         super().__init__(source, names, foreign)
         self._text = text
+        self.is_strict = False
         self._function: Evaluate | None = None
 
     def evaluate(self, scope: Mapping[str, Any]) -> Any:
@@ -154,7 +159,7 @@ class _Template(Compiled):
     def _compiled(self) -> Evaluate:
         """Parses again, since a playbook of thousands of templates should not keep a tree for each."""
         try:
-            self._function = self._of_tree(ENVIRONMENT.parse(self._text))
+            self._function = self._of_tree((STRICT_ENVIRONMENT if self.is_strict else ENVIRONMENT).parse(self._text))
         except TemplateSyntaxError as error:
             raise _syntax_error(self.source, error) from None
         return self._function
@@ -187,18 +192,42 @@ class _Expression(_Template):
     def _of_tree(self, tree: nodes.Template) -> Evaluate:
         expression = whole_expression(tree)
         assert expression is not None
+        environment: Any = tree.environment
         # {% set __result__ = expression %}: the value is read from the context, never made text
         assign = nodes.Template([nodes.Assign(nodes.Name(_RESULT, "store"), expression, lineno=1)], lineno=1)
-        assign.set_environment(ENVIRONMENT)
-        generated = ENVIRONMENT.function(assign)
+        assign.set_environment(environment)
+        generated = environment.function(assign)
 
         def evaluate(scope: Mapping[str, Any]) -> Any:
-            context = ScopeContext(ENVIRONMENT, scope)
+            context = ScopeContext(environment, scope)
             for _ in generated(context):
                 pass
             return context.vars[_RESULT]
 
         return evaluate
+
+    def holds(self, scope: Mapping[str, Any]) -> bool:
+        try:
+            value = self.evaluate(scope)
+        except UndefinedNameError as error:
+            if isinstance(error.__cause__, OptionalPartError):
+                return False
+            raise
+        if not isinstance(value, UnknownName):
+            return is_true(value)
+        if value.is_optional or (not self.is_strict and self._guards(value._undefined_name)):
+            return False
+        raise self._failed(UndefinedError(value._undefined_message), scope)
+
+    def _guards(self, name: str | None) -> bool:
+        """Reports whether a name is tested for what follows it, as in ``paging and paging.next``."""
+        for both in ENVIRONMENT.parse(self._text).find_all(nodes.And):
+            guard = both.left.right if isinstance(both.left, nodes.And) else both.left
+            parts = [guard, *guard.find_all(_PARTS)]
+            is_tested = any(name == getattr(part, "attr", getattr(part, "name", None)) for part in parts)
+            if is_tested and guard in both.right.find_all(_PARTS):
+                return True
+        return False
 
     def render_over(self, scope: Mapping[str, Any], before: Any) -> Any:
         return _grown(self._defined(scope), before)
@@ -241,9 +270,10 @@ class _Text(_Template):
         return self.evaluate(scope)
 
     def _of_tree(self, tree: nodes.Template) -> Evaluate:
-        generated = ENVIRONMENT.function(tree)
+        environment: Any = tree.environment
+        generated = environment.function(tree)
 
-        return lambda scope: "".join(generated(ScopeContext(ENVIRONMENT, scope)))
+        return lambda scope: "".join(generated(ScopeContext(environment, scope)))
 
 
 class _SentText(_Text):
@@ -286,15 +316,16 @@ class _Mapping(Compiled):
         return {key.render(scope): value.render(scope) for key, value in self._items}
 
 
-def compile_value(value: Any, *, command: bool = False, sent: bool = False) -> Compiled:
+def compile_value(value: Any, *, command: bool = False, sent: bool = False, strict: bool = False) -> Compiled:
     """Compiles strings, also inside lists and mappings; raises TemplateError if one does not parse.
 
     Args:
         command: they belong to a command, in which braces of other programs stay as they are.
         sent: they belong to a request or an environment, in which values are spelled as :func:`text_of` does.
+        strict: of a text, boolean tests of unknown names are errors.
     """
     if isinstance(value, str):
-        return _compile_text(value, command, sent)
+        return _compile_strict(value) if strict else _compile_text(value, command, sent)
     if isinstance(value, Mapping):
         parts = [(compile_value(key), compile_value(item, command=command, sent=sent)) for key, item in value.items()]
         return _compiled_mapping(value, parts)
@@ -316,6 +347,14 @@ def compile_fields(fields: Mapping[str, Any], commands: Container[str], sent: Co
 def _compiled_mapping(source: Mapping[Any, Any], parts: list[tuple[Compiled, Compiled]]) -> Compiled:
     constant = all(key.constant and item.constant for key, item in parts)
     return Compiled(source) if constant else _Mapping(source, parts)
+
+
+@lru_cache(maxsize=CACHED_TEMPLATES)
+def _compile_strict(source: str) -> Compiled:
+    compiled = _compile_text.__wrapped__(source, False, False)
+    if isinstance(compiled, _Template):
+        compiled.is_strict = True
+    return compiled
 
 
 @lru_cache(maxsize=CACHED_TEMPLATES)
@@ -431,9 +470,15 @@ def is_true(value: Any) -> bool:
     return bool(value)
 
 
-def condition(value: str | bool | None) -> Compiled:
+def condition(value: str | bool | None, *, strict: bool = False) -> Compiled:
     """Compiles a ``when``: None holds always, a boolean is taken as it is."""
-    return compile_value(True if value is None else value)
+    return compile_value(True if value is None else value, strict=strict)
+
+
+def undecided(what: str, reasons: Sequence[str]) -> UndefinedNameError:
+    """Returns the error that no arc or rule applies because of undefined names."""
+    reason = "; ".join((*reasons, "write default(false) for what may be missing"))
+    return UndefinedNameError(f"no {what} could be decided: {reason}")
 
 
 async def with_references(fetch: Fetch, attempt: Callable[..., T], *arguments: Any) -> T:

@@ -172,12 +172,7 @@ class Credentials:
         Raises:
             CredentialError: the file cannot be read.
         """
-        path = self._settings.credentials_file
-        listed = [str(name) for name in _read_file(path)] if path is not None else []
-        in_file = {environment_name(name) for name in listed} | {environment_name("key")}  # which is a setting
-        prefix = environment_name("")
-        variables = (name for name in setting_variables() if name.startswith(prefix) and name not in in_file)
-        listed += sorted(name.removeprefix(prefix).lower() for name in variables)
+        listed = credential_names(self._settings)
         if self._pool is not None:
             with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
                 listed += [row["name"] for row in await self._pool.fetch(SELECT_NAMES)]
@@ -359,6 +354,16 @@ class Credentials:
             "table noetl.credential" if self._pool is not None else "table noetl.credential (not connected)",
         ]
         return f"credential {name!r} is not found; looked in {', '.join(places)}; add it to one of them"
+
+
+def credential_names(settings: Settings) -> list[str]:
+    """Returns the names of the credentials of the file and the environment; raises as :meth:`Credentials.names`."""
+    path = settings.credentials_file
+    listed = [str(name) for name in _read_file(path)] if path is not None else []
+    in_file = {environment_name(name) for name in listed} | {environment_name("key")}  # which is a setting
+    prefix = environment_name("")
+    variables = (name for name in setting_variables() if name.startswith(prefix) and name not in in_file)
+    return listed + sorted(name.removeprefix(prefix).lower() for name in variables)
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:

@@ -31,6 +31,7 @@ _SHELL = tuple(
         needs=("cmds", "script", "code"),
         commands=("cmds", "args", "env"),
         sent=("env",),
+        result=("exit_code", "stdout", "stderr", "truncated"),
         without_effect=("capture_output", "stream_output", "check", "job", "namespace"),
     )
     for name in ("script", "shell")
@@ -69,10 +70,11 @@ _CONTAINER: ToolKind = ToolKind(
     name_fills="name",
     below=("spec", "runtime"),
     commands=("command", "args", "env"),
+    result=("job", "namespace", "pod", "exit_code", "stdout"),
     extra="k8s",
     without_effect=(
         *("provider", "cleanup", "backoffLimit", "backoff_limit", "files", "ttlSecondsAfterFinished"),
-        *("ttl_seconds", "ttl_seconds_after_finished", "remote"),
+        *("ttl_seconds", "ttl_seconds_after_finished", "remote", "restart_policy", "restartPolicy"),
     ),
     check=lambda block, config: check_types(block, _CONTAINER.spellings.values()),
 )

@@ -17,6 +17,6 @@ KINDS = (
             TIMEOUT: "Seconds after which the call fails, with error kind timeout; a subprocess is killed",
         },
         needs=("code", "script"),
-        without_effect=("env",),
+        without_effect=("env", "iterator"),
     ),
 )

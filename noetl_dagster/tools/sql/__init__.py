@@ -30,12 +30,14 @@ _LAKE: dict[str | Spellings, str] = {
     "catalog_name": "Name of the lake in the statements; default: lake",
     "metadata_schema": "Existing PostgreSQL schema for the tables of the catalog",
 }
+_OF_FILES = ("read_only", "extensions", "gcs_credential")
 _OF_SERVERS = ("pool", "db_schema", "fetch", "autocommit", "transaction")
 
 
 def _sql(name: str, tool: str, fields: Mapping[str | Spellings, str], **others: Any) -> ToolKind:
     words = {"as": ("rows", "table", "arrow", "parquet"), "numbers": ("text", "float")}
-    return ToolKind(name, f"noetl_dagster.tools.sql.{tool}", fields, ("command", "script"), words=words, **others)
+    others |= {"words": words, "result": ("rows", "columns", "row_count")}
+    return ToolKind(name, f"noetl_dagster.tools.sql.{tool}", fields, ("command", "script"), **others)
 
 
 def _check_postgres(block: Block, config: dict[str, Any]) -> None:
@@ -59,7 +61,7 @@ KINDS = (
         check=_check_postgres,
     ),
     _sql("sqlite", _DATABASES, _SERVER | _FILE, without_effect=("read_only",), keeps_to_driver=True),
-    _sql("duckdb", "duckdb:DuckdbTool", _SQL | _FILE, without_effect=("read_only", "extensions"), **_IN_PROCESS),
+    _sql("duckdb", "duckdb:DuckdbTool", _SQL | _FILE, without_effect=_OF_FILES, **_IN_PROCESS),
     _sql(
         "ducklake",
         "duckdb:DuckdbTool",

@@ -226,14 +226,45 @@ def test_conditions() -> None:
     assert condition(None).holds({})
     assert condition(True).holds({})
     assert not condition(False).holds({})
-    assert not condition("{{ nope }}").holds({})
-    assert not condition("{{ nope.deeper }}").holds({})
     assert condition("{{ a == 1 and b is not defined }}").holds({"a": 1})
     assert not condition("{{ a }} ").holds({"a": "False"})
     assert condition("{{ a.b }}").names == {"a"}
     assert condition(True) is not condition("True")
-    with pytest.raises(UndefinedNameError):
-        condition("{{ nope == 1 }}").holds({})
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("when", "is_said", "is_said_if_strict"),
+    [
+        ("{{ nope == 1 }}", True, True),
+        ("{{ nope }}", True, True),
+        ("{{ a.nope.deeper }}", True, True),
+        ("{{ a and a.nope }}", True, True),
+        ("{{ not nope and nope }}", True, True),
+        ("{{ nope and nope.deeper > 1 }}", False, True),
+        ("{{ a and a.nope and a.nope.deeper }}", False, True),
+        ("{{ nope or false }}", False, True),
+        ("{{ true if nope else false }}", False, True),
+        ("{{ nope is none }}", False, True),
+        ("{{ nope is defined }}", False, False),
+        ("{{ nope is defined and nope.deeper }}", False, False),
+        ("{{ nope | default(false) }}", False, False),
+        ("{{ error }}", False, False),
+        ("{{ error and error.kind == 'timeout' }}", False, False),
+        ("{{ a.http or false }}", False, False),
+        ("{{ a.null.deeper }}", False, False),
+    ],
+)
+def test_a_false_condition_says_which_name_is_undefined(
+    when: str, is_said: bool, is_said_if_strict: bool, strict: bool
+) -> None:
+    compiled = condition(when, strict=strict)
+    assert compiled.is_strict is strict
+    if is_said_if_strict if strict else is_said:
+        with pytest.raises(UndefinedNameError, match="'nope' is undefined"):
+            compiled.holds({"a": {"b": 1, "null": None}})
+    else:
+        assert not compiled.holds({"a": {"b": 1, "null": None}})
 
 
 NAMES = st.text("abcxyz", min_size=1, max_size=4).filter(lambda name: name not in ("or", "is", "in", "if"))
