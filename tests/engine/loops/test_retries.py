@@ -311,7 +311,7 @@ async def test_a_failed_page_of_declared_ones_is_tried_again(engine: Engine, api
         ("pages", "{number: page, until: '{{ response.paging.hasMor == false }}'}", "'hasMor' is undefined"),
         ("pages", "{number: page, until: '{{ response.paging.lst }}'}", "'lst' is undefined"),
         ("pages", "{cursor: '{{ response.nxt }}', param: page}", "'nxt' is undefined"),
-        ("pages", "{number: page, rows: dta}", "'dta' is undefined"),
+        ("pages", "{number: page, rows: dta}", "page 1 has no 'dta'"),
         ("cursor", "{offset: after, total: totl, rows: items}", "'totl' is undefined"),
         ("pages", "{link: next, rows: data, max_pages: 2}", "page 2 is the last that max_attempts allows"),
         ("echo?next=http://127.0.0.1:1/x", "{next: query.next}", "127.0.0.1:1/x, another server, which must not get"),
