@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import datetime as dt
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from itertools import islice
 from typing import Any
@@ -19,11 +19,11 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.rows.columns import (
     INFINITIES,
-    VALUE,
     column_type,
-    date_text,
+    converted,
     decimal_text,
     finite,
+    integer,
     interval_text,
     refused,
     row_value,
@@ -32,7 +32,6 @@ from noetl_dagster.values import RefusedValueError, admit
 
 Row = Mapping[str, Any]
 
-MOST_DIGITS = 38  # of a decimal of DuckDB and of Arrow's 128 bits
 _EXCERPT = 80
 _MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError, ValueError)
 
@@ -62,7 +61,7 @@ def arrow_types(types: Mapping[str, str], decimals: Mapping[str, tuple[int, int]
     """
     aliases = {name: column_type(kind).arrow for name, kind in types.items()}
     known = {name: _arrow_type(alias) for name, alias in aliases.items() if alias}
-    exact = {name: pa.decimal128(*of) for name, of in decimals.items() if 0 <= of[1] <= of[0] <= MOST_DIGITS}
+    exact = {name: pa.decimal128(*of) for name, of in decimals.items() if 0 <= of[1] <= of[0] <= 38}
     return known | exact
 
 
@@ -89,10 +88,10 @@ def arrow_table(
         ToolError: the rows do not fit the schema.
     """
     if isinstance(rows, pa.Table):
-        return rows if schema is None else _fitted(rows, schema)
+        with _one_type_a_column():
+            return rows if schema is None else _fitted(rows, schema)
     if schema is not None:
-        kinds = dict(zip(schema.names, schema.types, strict=True))
-        return pa.table(_columns(rows, kinds, kinds, first), schema=schema)
+        return _built(rows, dict(zip(schema.names, schema.types, strict=True)), first)
     table = _inferred(rows, types or {}, first)
     return table.cast(without_null(table.schema))
 
@@ -110,45 +109,46 @@ def _widened(schema: pa.Schema, rows: Sequence[Row]) -> pa.Schema:
     new = _inferred(rows, {}, 0).schema
     for index, field in enumerate(schema):
         at = new.get_field_index(field.name)
-        kinds = {field.type, new.field(at).type} if at >= 0 else set[Any]()
-        if any(map(pa.types.is_nested, kinds)) and len({_keys_of(kind) for kind in kinds} - {None}) > 1:
-            text = field.with_type(pa.string())
-            schema, new = schema.set(index, text), new.set(at, text)
-    try:
+        if at >= 0 and len({_keys_of(field.type), _keys_of(new.field(at).type)} - {None}) > 1:
+            schema, new = (each.set(n, field.with_type(pa.string())) for each, n in ((schema, index), (new, at)))
+    with _one_type_a_column():
         return pa.unify_schemas([schema, new], promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ToolError(f"rows of different types in one column: {error}; {_REMEDY}", kind="schema") from None
 
 
 def _keys_of(kind: pa.DataType) -> Any:
     """Returns the names of the fields of a nested type; None for null, and no names for other types."""
     if pa.types.is_struct(kind):
         return tuple((field.name, _keys_of(field.type)) for field in kind)
-    if pa.types.is_list(kind):
-        return _keys_of(kind.value_type)
-    return None if pa.types.is_null(kind) else ()
+    return _keys_of(kind.value_type) if pa.types.is_list(kind) else None if pa.types.is_null(kind) else ()
+
+
+@contextmanager
+def _one_type_a_column() -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise ToolError(f"rows of different types in one column: {error}; {_REMEDY}", kind="schema") from None
 
 
 def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    try:
-        columns = [
-            table.column(field.name).cast(field.type)
-            if field.name in table.column_names
-            else pa.nulls(len(table), field.type)
-            for field in schema
-        ]
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise ToolError(f"rows of different types in one column: {error}; {_REMEDY}", kind="schema") from None
+    columns = [
+        table.column(field.name).cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
     return pa.table(columns, schema=schema)
 
 
 def _inferred(rows: Sequence[Row], types: Mapping[str, pa.DataType], first: int) -> pa.Table:
     names = dict.fromkeys(name for row in rows for name in row)  # not every row has every one
-    return pa.table(dict(zip(names, _columns(rows, names, types, first), strict=True)))
+    return _built(rows, {name: types.get(name) for name in names}, first)
 
 
-def _columns(rows: Sequence[Row], names: Iterable[str], types: Mapping[str, pa.DataType], first: int) -> list[pa.Array]:
-    return [arrow_column(name, [row.get(name) for row in rows], types.get(name), first) for name in names]
+def _built(rows: Sequence[Row], types: Mapping[str, pa.DataType | None], first: int) -> pa.Table:
+    return pa.table(
+        {name: arrow_column(name, [row.get(name) for row in rows], kind, first) for name, kind in types.items()}
+    )
 
 
 def without_null(schema: pa.Schema) -> pa.Schema:
@@ -166,12 +166,10 @@ def arrow_column(name: str, values: list[Any], kind: pa.DataType | None = None, 
         array = pa.array(values, kind)
     except _MISFITS as error:
         raise _misfit(name, values, kind, first, error) from None
-    if pa.types.is_nested(array.type) and not all(_has_keys(value, array.type) for value in values):
-        if kind is None:
-            return arrow_column(name, values, pa.string(), first)
-        raise _misfit(name, values, kind, first, "its keys are others than in the rows before")
+    if kind is None and not all(_has_keys(value, array.type) for value in values):
+        return arrow_column(name, values, pa.string(), first)
     if not _fits(values, array.type):
-        raise _misfit(name, values, array.type, first, f"{array.type} would change it")
+        raise _misfit(name, values, kind or array.type, first, "Arrow would change it")
     return array
 
 
@@ -198,58 +196,47 @@ def _text(value: Any) -> str:
 
 def _has_keys(value: Any, kind: pa.DataType) -> bool:
     """Returns whether each mapping has all keys of its type, which would be null otherwise, and any key at all."""
-    if pa.types.is_struct(kind):
-        names = {field.name for field in kind}
-        return value is None or (
-            bool(names) and value.keys() == names and all(_has_keys(value[field.name], field.type) for field in kind)
-        )
-    if pa.types.is_list(kind):
-        return value is None or all(_has_keys(item, kind.value_type) for item in value)
-    return True
+    if value is None or not pa.types.is_nested(kind):
+        return True
+    if not pa.types.is_struct(kind):
+        return not pa.types.is_list(kind) or all(_has_keys(item, kind.value_type) for item in value)
+    fields = {field.name: field.type for field in kind}
+    return value.keys() == fields.keys() != set() and all(_has_keys(value[name], fields[name]) for name in fields)
 
 
 def _fits(values: Sequence[Any], kind: pa.DataType) -> bool:
-    fitting = next((types for test, types in _FITTING if test(kind)), None)
-    if fitting is None:
-        return True
+    """Returns whether Arrow keeps values as they are."""
+    if pa.types.is_nested(kind):
+        return all(_has_keys(value, kind) for value in values)
+    fitting = next((types for test, types in _FITTING if test(kind)), (object,))
     kinds = set(map(type, values)) - {type(None)}
-    if not all(issubclass(each, fitting) for each in kinds) or (bool in kinds and fitting != (bool,)):
+    if not all(issubclass(each, fitting) for each in kinds) or (bool in kinds and int in fitting):
         return False
-    if fitting == (dt.date,):
-        return not any(issubclass(each, dt.datetime) for each in kinds)
-    if fitting == (dt.datetime,):
+    if dt.datetime in fitting:
         zoned = {value.tzinfo is not None for value in values if value is not None}
         return len(zoned) < 2 and not any(value is infinity for value in values for infinity in INFINITIES.values())
-    return True
+    return dt.date not in fitting or not any(issubclass(each, dt.datetime) for each in kinds)
 
 
 _REMEDY = "convert the column in the source"
 
 
 def _misfit(name: str, values: Sequence[Any], kind: pa.DataType | None, first: int, why: object) -> ToolError:
-    """Returns the error of a column, with its first value that does not fit."""
-    row, value = next(
-        ((row, value) for row, value in enumerate(values, 1) if value is not None and not _is_fine(value, kind)),
-        (0, None),
-    )
-    if not row:  # each fits alone
-        kinds = {
-            (type(value), getattr(value, "tzinfo", None) is None): (row, value)
-            for row, value in reversed([*enumerate(values, 1)])
-            if value is not None
-        }
-        row, value = max(kinds.values(), key=lambda item: item[0])
-    infinite = next((text for text, infinity in INFINITIES.items() if infinity is value), None)
-    shown = infinite or SECRETS.beginning(repr(value), _EXCERPT)
-    return refused(first + row, name, f"{shown} does not fit the type of the column ({why}); {_REMEDY}")
+    """Returns the error of a column, with the first value that does not fit, alone or beside the first one."""
+    beside = next(value for value in values if value is not None)
+    row = next((row for row, value in enumerate(values) if not _is_fine([value], kind)), None)
+    if row is None:
+        row = next((row for row, value in enumerate(values) if not _is_fine([beside, value], kind)), 0)
+    infinite = next((text for text, infinity in INFINITIES.items() if infinity is values[row]), None)
+    shown = infinite or SECRETS.beginning(repr(values[row]), _EXCERPT)
+    return refused(first + row + 1, name, f"{shown} does not fit the type of the column ({why}); {_REMEDY}")
 
 
-def _is_fine(value: Any, kind: pa.DataType | None) -> bool:
+def _is_fine(values: list[Any], kind: pa.DataType | None) -> bool:
     try:
-        array = pa.array([value], kind)
+        return _fits(values, pa.array(values, kind).type)
     except _MISFITS:
         return False
-    return _fits([value], array.type) and _has_keys(value, array.type)
 
 
 def json_rows(rows: pa.Table | pa.RecordBatch, numbers: Numbers = Numbers.TEXT, first: int = 0) -> list[dict[str, Any]]:
@@ -286,153 +273,87 @@ def _json_column(name: str, array: pa.Array, numbers: Numbers, first: int) -> li
 def json_values(array: pa.Array, numbers: Numbers = Numbers.TEXT) -> list[Any]:
     """Returns the values of a column as JSON; raises ``ValueError``, ``RefusedValueError`` if one has no such form."""
     kind, types = array.type, pa.types
-    convert = next((convert for test, convert in _JSON if test(kind)), None)
-    if types.is_decimal(kind):
-        return _decimals(array, numbers)
     if types.is_dictionary(kind):
         return json_values(array.dictionary_decode(), numbers)
     if types.is_struct(kind):
-        fields = [json_values(field, numbers) for field in array.flatten()]
         names = [field.name for field in kind]
+        rows = zip(*(json_values(field, numbers) for field in array.flatten()), strict=True)
+        valid = array.is_valid().to_pylist()
         return [
-            dict(zip(names, values, strict=True)) if valid else None
-            for valid, *values in zip(array.is_valid().to_pylist(), *fields, strict=True)
+            dict(zip(names, row, strict=True)) if is_valid else None for is_valid, row in zip(valid, rows, strict=True)
         ]
     if types.is_map(kind):
         item = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
         pairs = json_values(array.cast(pa.list_(item)), numbers)
-        mappings = (None if some is None else {one["key"]: one["value"] for one in some} for some in pairs)
-        return [admit(mapping) for mapping in mappings]
+        return [None if some is None else admit({each["key"]: each["value"] for each in some}) for some in pairs]
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         items = iter(json_values(array.flatten(), numbers))
         return [None if size is None else list(islice(items, size)) for size in pc.list_value_length(array).to_pylist()]
-    return array.to_pylist() if convert is None else convert(array)
-
-
-def _decimals(array: pa.Array, numbers: Numbers) -> list[Any]:
-    if array.type.scale <= 0:
-        try:
-            return array.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
-        except pa.ArrowInvalid:
-            return [None if value is None else admit(int(value), VALUE) for value in array.to_pylist()]
-    if numbers is Numbers.FLOAT:
+    if types.is_floating(kind):
+        if kind != pa.float64():  # with the fewest digits: 3.4, not 3.4000000953674316
+            array = array.cast(pa.string()).cast(pa.float64())
+        return list(map(finite, array.to_pylist()))
+    if types.is_decimal(kind) and kind.scale > 0 and numbers is Numbers.FLOAT:
         return array.cast(pa.float64()).to_pylist()  # type: ignore[no-any-return]
-    texts: list[Any] = array.cast(pa.string()).to_pylist()
-    if any("E" in text for text in texts if text is not None):
-        return [decimal_text(value) for value in array.to_pylist()]
-    return texts
+    if types.is_decimal(kind):
+        return list(map(decimal_text if kind.scale > 0 else integer, array.to_pylist()))
+    if types.is_date(kind) or types.is_timestamp(kind) or types.is_time(kind):
+        return _iso(array)
+    if types.is_interval(kind):
+        return [part and interval_text(part.months, part.days, part.nanoseconds // 1000) for part in array.to_pylist()]
+    return list(map(row_value, array.to_pylist()))
 
 
-def _floats(array: pa.Array) -> list[Any]:
-    if array.type != pa.float64():  # with the fewest digits: 3.4, not 3.4000000953674316
-        array = array.cast(pa.string()).cast(pa.float64())
-    values = array.to_pylist()
-    return values if pc.all(pc.is_finite(array)).as_py() is not False else list(map(finite, values))
+_OUTSIDE = {str((1 << 31) - 1): "infinity", str((1 << 63) - 1): "infinity"}
+_OUTSIDE |= {f"-{number}": f"-{text}" for number, text in _OUTSIDE.items()} | {"86400000000": "24:00:00"}
+"""The texts of values of DuckDB that are outside of the range of Arrow's dates and times, by their counts."""
 
 
-_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_EPOCH = dt.date(1970, 1, 1).toordinal()
-_LAST_DAY = dt.date.max.toordinal() - _EPOCH
-
-
-def _dates(array: pa.Array) -> list[Any]:
-    days = array.cast(pa.date32()).cast(pa.int32())
-    if not _beyond(days, 1):
-        return array.cast(pa.date32()).cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
-    return [None if day is None else date_text(day) for day in days.to_pylist()]
-
-
-def _moments(array: pa.Array) -> list[Any]:
-    unit, zone = array.type.unit, array.type.tz
-    array = array.cast(pa.timestamp(unit, zone and "UTC")).cast(pa.timestamp(unit))
-    suffix = "" if zone is None else "+00:00"
-    counts, of_day = array.cast(pa.int64()), 86_400 * _UNITS[unit]
-    if _beyond(counts, of_day):
-        return [None if count is None else _moment(count, unit, suffix) for count in counts.to_pylist()]
-    return _clock(pc.replace_substring(array.cast(pa.string()), " ", "T", max_replacements=1), suffix)
-
-
-def _moment(count: int, unit: str, suffix: str) -> str:
-    """Returns a moment of which some in the column are infinite, or out of the years from 1 to 9999."""
-    if abs(count) >= (1 << 63) - 1:
-        return "infinity" if count > 0 else "-infinity"
-    day, rest = divmod(count, 86_400 * _UNITS[unit])
-    [time] = _clock(pa.array([rest * 10**9 // _UNITS[unit]], pa.time64("ns")).cast(pa.string()), suffix)
-    date, blank, era = date_text(day).partition(" ")
-    return f"{date}T{time}{blank}{era}"
-
-
-def _times(array: pa.Array) -> list[Any]:
-    texts = _clock(array.cast(pa.string()), "")
-    return [text if text is None or text[0] != "<" else "24:00:00" for text in texts]
-
-
-def _clock(texts: pa.Array, suffix: str) -> list[Any]:
-    """Returns texts of times with as many places as ISO 8601 of Python: none, 6, or 9 of nanoseconds."""
+def _iso(array: pa.Array) -> list[Any]:
+    """Returns dates and times as ISO 8601: in UTC, with as many places as Python writes, and 9 of nanoseconds."""
+    zone = array.type.tz if pa.types.is_timestamp(array.type) else None
+    if zone is not None:
+        array = array.cast(pa.timestamp(array.type.unit, "UTC")).cast(pa.timestamp(array.type.unit))
+    texts = array.cast(pa.string())
+    if pc.any(pc.starts_with(texts, "<")).as_py():
+        texts = texts.to_pylist()
+        return [
+            _outside(text) if text and text[0] == "<" else _iso(array.slice(row, 1))[0]
+            for row, text in enumerate(texts)
+        ]
+    texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
     texts = pc.replace_substring_regex(texts, r"(\.\d{6})000$", r"\1")
     texts = pc.replace_substring_regex(texts, r"\.0+$", "")
-    return (pc.binary_join_element_wise(texts, suffix, "") if suffix else texts).to_pylist()  # type: ignore[no-any-return]
+    return (texts if zone is None else pc.binary_join_element_wise(texts, "+00:00", "")).to_pylist()  # type: ignore[no-any-return]
 
 
-def _beyond(counts: pa.Array, of_day: int) -> bool:
-    """Returns whether a count since 1970 is out of the years from 1 to 9999."""
-    ends = pc.min_max(counts).as_py()
-    return ends["min"] is not None and (ends["min"] < (1 - _EPOCH) * of_day or ends["max"] >= (_LAST_DAY + 1) * of_day)
-
-
-def check_times(table: pa.Table, first: int) -> None:
-    """Raises ``ToolError`` for an infinite date or time, as DuckDB exports them: other readers take it for a number."""
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        kind = column.type
-        if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
-            count = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-            last = (1 << (count.bit_width - 1)) - 1
-            infinite = pc.greater_equal(pc.abs(column.cast(count)), last)
-            if pc.any(infinite).as_py():
-                row = first + pc.index(infinite, True).as_py() + 1
-                raise refused(row, name, f"an infinite {kind} has no form in the target; convert it in the source")
+def _outside(text: str) -> str:
+    number = text.strip("<>").rpartition(" ")[2]
+    if number not in _OUTSIDE:
+        raise ValueError(f"a date or time whose count is {number} is out of the years that Arrow knows")
+    return _OUTSIDE[number]
 
 
 def plain_rows(rows: Sequence[Row] | pa.Table, first: int = 0) -> list[dict[str, Any]]:
     """Returns rows with JSON values; raises as :func:`json_rows`."""
     if isinstance(rows, pa.Table):
         return json_rows(rows, first=first)
-    converted = []
-    for number, row in enumerate(rows, first + 1):
-        plain: dict[str, Any] = {}
-        name = ""
-        try:
+    try:
+        return [{name: row_value(value) for name, value in row.items()} for row in rows]
+    except (ValueError, RefusedValueError):
+        for number, row in enumerate(rows, first):
             for name, value in row.items():
-                plain[name] = row_value(value)
-        except (ValueError, RefusedValueError) as error:
-            raise refused(number, name, error) from None
-        converted.append(plain)
-    return converted
+                converted(name, [value], row_value, number)
+        raise
 
 
-def _plain(array: pa.Array) -> list[Any]:
-    return [admit(value, VALUE) for value in array.to_pylist()]
-
-
-def _intervals(array: pa.Array) -> list[Any]:
-    parts: Iterator[Any] = iter(array.to_pylist())
-    return [None if part is None else interval_text(part.months, part.days, part.nanoseconds // 1000) for part in parts]
-
-
-def _bytes(array: pa.Array) -> list[Any]:
-    return [None if value is None else base64.b64encode(value).decode() for value in array.to_pylist()]
-
-
-_JSON: tuple[tuple[Callable[[Any], bool], Callable[[pa.Array], list[Any]]], ...] = (
-    (pa.types.is_floating, _floats),
-    (pa.types.is_date, _dates),
-    (pa.types.is_timestamp, _moments),
-    (pa.types.is_time, _times),
-    (pa.types.is_interval, _intervals),
-    (pa.types.is_binary, _bytes),
-    (pa.types.is_large_binary, _bytes),
-    (pa.types.is_fixed_size_binary, _bytes),
-    (pa.types.is_duration, _plain),
-    (pa.types.is_union, _plain),
-    (lambda kind: isinstance(kind, pa.BaseExtensionType), _plain),
-)
+def check_times(table: pa.Table, first: int) -> None:
+    """Raises ``ToolError`` for an infinite date or time, as DuckDB exports them: other readers take it for a number."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_date32(column.type) or pa.types.is_timestamp(column.type):
+            count = pa.int32() if pa.types.is_date32(column.type) else pa.int64()
+            last = (1 << (count.bit_width - 1)) - 1
+            infinite = pc.is_in(column.cast(count), pa.array([last, -last], count))
+            if (row := pc.index(infinite, True).as_py()) >= 0:
+                why = f"an infinite {column.type} has no form in the target; convert it in the source"
+                raise refused(first + row + 1, name, why)

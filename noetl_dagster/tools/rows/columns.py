@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import math
-import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,11 +84,6 @@ INFINITIES: Mapping[str, dt.datetime] = {
 _INFINITE = {id(value): text for text, value in INFINITIES.items()}
 
 
-def may_be_infinite(lines: bytes) -> bool:
-    """Reports whether JSON of times that are not converted may have infinite ones."""
-    return b'"9999-12-31T' in lines or b'"0001-01-01T' in lines
-
-
 def _bytes_text(value: bytes | None) -> str | None:
     return None if value is None else base64.b64encode(value).decode()
 
@@ -98,8 +92,13 @@ def _iso(value: dt.date | dt.time | str | None) -> str | None:
     return value if value is None or isinstance(value, str) else value.isoformat()
 
 
+_PLAIN = frozenset({str, int, bool, type(None)})
+
+
 def row_value(value: Any) -> Any:
     """Converts any value of a driver to a JSON value: records become mappings, ranges their parts, addresses text."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, list):
         return [row_value(item) for item in value]
     if isinstance(value, asyncpg.Record):
@@ -169,14 +168,6 @@ def json_converter(name: str, numbers: Numbers) -> Convert | None:
     return column_type(name).json
 
 
-_PLAIN = frozenset({str, int, bool, type(None)})
-
-
-def json_value(value: Any) -> Any:
-    """Converts a value of a driver to JSON; a decimal is text with all its digits."""
-    return value if type(value) in _PLAIN else row_value(value)
-
-
 def integer(value: Any) -> int | None:
     """Returns a decimal without places as an integer; raises ``RefusedValueError`` beyond 64 bits."""
     whole: int | None = None if value is None else admit(int(value), VALUE)
@@ -213,7 +204,6 @@ def refused(row: int, column: str, why: object) -> RefusedValueError:
 
 
 _EPOCH = dt.date(2000, 1, 1).toordinal()
-_EPOCH_OF_ARROW = dt.date(1970, 1, 1).toordinal()
 _INFINITE_DAYS = {(1 << 31) - 1: "infinity", -(1 << 31): "-infinity"}
 _DAYS_OF_400_YEARS = 146_097
 
@@ -233,22 +223,10 @@ def _date_of(value: tuple[int]) -> dt.date | str:
     return f"{year if year > 0 else 1 - year:04}-{near:%m-%d}{'' if year > 0 else ' BC'}"
 
 
-def date_text(day: int) -> str:
-    """Returns the date of a day since 1970, of which DuckDB has two that are infinite."""
-    days = day - (_EPOCH - _EPOCH_OF_ARROW) if abs(day) < (1 << 31) - 1 else day - (day < 0)
-    return str(_iso(_date_of((days,))))
-
-
 def _days_of(value: dt.date | str) -> tuple[int]:
     if isinstance(value, str):
         return (next(days for days, text in _INFINITE_DAYS.items() if text == value),)
     return (value.toordinal() - _EPOCH,)
-
-
-_INTERVAL = re.compile(
-    r"(?:(-?\d+) years? ?)?(?:(-?\d+) mon(?:th)?s? ?)?(?:(-?\d+) days? ?)?"
-    r"(?:(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?"
-)
 
 
 def interval_text(months: int, days: int, microseconds: int) -> str:
@@ -263,15 +241,9 @@ def interval_text(months: int, days: int, microseconds: int) -> str:
 
 
 def interval_parts(value: Any) -> tuple[int, ...]:
-    """Returns the months, days and microseconds of seconds, a timedelta, or text as of :func:`interval_text`."""
+    """Returns the months, days and microseconds of seconds or a timedelta."""
     if isinstance(value, tuple):
         return value
-    if isinstance(value, str) and value.strip() and (match := _INTERVAL.fullmatch(value.strip())):
-        years, months, days = (int(text or 0) for text in match.groups()[:3])
-        sign, hours, minutes, seconds, fraction = match.groups()[3:]
-        time = (int(hours or 0) * 60 + int(minutes or 0)) * 60 + int(seconds or 0)
-        microseconds = time * 1_000_000 + int((fraction or "").ljust(6, "0"))
-        return years * 12 + months, days, -microseconds if sign else microseconds
     if not isinstance(value, dt.timedelta):
         value = dt.timedelta(seconds=float(value))
     return 0, value.days, value.seconds * 1_000_000 + value.microseconds

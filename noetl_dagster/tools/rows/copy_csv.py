@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 import orjson
 import pyarrow as pa
@@ -19,9 +18,8 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from noetl_dagster.tools.rows.arrow import is_text
-from noetl_dagster.tools.rows.columns import converted, interval_parts, interval_text, moment_text, row_value
+from noetl_dagster.tools.rows.columns import converted, interval_parts, interval_text, row_value
 from noetl_dagster.tools.rows.values import bytes_of
-from noetl_dagster.values import admit
 
 _OPTIONS = arrow_csv.WriteOptions(include_header=False, batch_size=65_536)
 _JSON = frozenset({"json", "jsonb"})
@@ -99,23 +97,13 @@ def _one_by_one(name: str, values: Sequence[Any], type_name: str) -> Any:
 
 def plain_text(value: Any, type_name: str) -> str:
     """Returns the text from which the server makes a value of a type."""
-    if isinstance(value, str) and type_name not in _NOT_PLAIN:
-        return value
-    if isinstance(value, int | Decimal) and not isinstance(value, bool):
-        return str(value)
     if type_name in _JSON:
         is_json = isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
         return str(value) if is_json else orjson.dumps(row_value(value)).decode()
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    if isinstance(value, float | UUID):
-        return str(value)
     if type_name == "bytea" or isinstance(value, bytes | bytearray | memoryview):
         return f"\\x{bytes_of(value).hex()}"
-    if isinstance(value, dt.datetime):
-        return str(moment_text(value))
-    if isinstance(value, dt.date | dt.time):
-        return value.isoformat()
+    if isinstance(value, str | float | Decimal):
+        return str(value)
     if isinstance(value, dt.timedelta):
         return interval_text(*interval_parts(value))
     if isinstance(value, pa.MonthDayNano):
@@ -123,7 +111,7 @@ def plain_text(value: Any, type_name: str) -> str:
     if isinstance(value, list | tuple) and type_name.startswith("_"):
         return _array(value, type_name[1:])
     plain = row_value(value)
-    return plain if isinstance(plain, str) else orjson.dumps(admit(plain)).decode()
+    return plain if isinstance(plain, str) else orjson.dumps(plain).decode()
 
 
 def _array(values: Sequence[Any], element: str) -> str:

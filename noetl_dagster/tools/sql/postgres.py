@@ -107,7 +107,8 @@ class PostgresTool(Tool):
 
     async def _run(self, call: ToolCall, context: ToolContext, statements: list[BoundStatement]) -> ToolResult:
         with postgres_errors(call):
-            shapes = Shapes(numbers_of(call), context.clients.statements(await open_pool(call, context)))
+            numbers, facts = numbers_of(call), context.clients.statements(await open_pool(call, context))
+            shapes = facts.setdefault(numbers, Shapes(numbers))
             async with open_connection(call, context, lone=context.chunks.wanted(call)) as connection:
                 try:
                     return await run_call(connection, statements, shapes, call, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -20,11 +20,10 @@ from noetl_dagster.tools.rows.columns import (
     all_finite,
     check_names,
     column_type,
+    converted,
     finite,
     json_converter,
-    may_be_infinite,
     moment_text,
-    refused,
 )
 from noetl_dagster.tools.rows.values import parameter
 from noetl_dagster.tools.sql.statements import (
@@ -34,7 +33,6 @@ from noetl_dagster.tools.sql.statements import (
     split_statements,
     without_percent,
 )
-from noetl_dagster.values import RefusedValueError
 
 Params = Mapping[str, Any] | Sequence[Any]
 """The parameters of a call: by name, or by number."""
@@ -82,23 +80,18 @@ class Shape:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """The descriptions of statements that ran on one server, for one form of decimal numbers."""
+class Shapes(dict[str, Shape]):
+    """The descriptions of statements that ran on one server, by their text, for one form of decimal numbers."""
 
-    numbers: Numbers = Numbers.TEXT
-    _known: dict[Any, Shape] = field(default_factory=dict)
-
-    def get(self, text: str) -> Shape | None:
-        """Returns the description of a statement, if it is known."""
-        return self._known.get((text, self.numbers))
+    def __init__(self, numbers: Numbers = Numbers.TEXT) -> None:
+        super().__init__()
+        self._numbers = numbers
 
     def add(self, text: str, statement: Any) -> Shape:
         """Describes a prepared statement as :meth:`Shape.of` does; forgets the oldest one if there are too many."""
-        shape = Shape.of(statement, self.numbers)
-        if len(self._known) >= SHAPES_KEPT:
-            self._known.pop(next(iter(self._known)))
-        self._known[text, self.numbers] = shape
+        if len(self) >= SHAPES_KEPT:
+            self.pop(next(iter(self)))
+        shape = self[text] = Shape.of(statement, self._numbers)
         return shape
 
 
@@ -116,7 +109,7 @@ async def run_statements(
     shapes: Shapes | None = None,
 ) -> dict[str, Any]:
     """Runs statements in one transaction, also an open one, if they allow it; returns the tool's result mapping."""
-    shapes = shapes or Shapes()
+    shapes = Shapes() if shapes is None else shapes
     several = len(statements) > 1 and not connection.is_in_transaction()
     together = several and not any(needs_own_transaction(statement.text) for statement in statements)
     async with connection.transaction() if together else nullcontext():
@@ -176,7 +169,7 @@ def lines_of(records: Sequence[asyncpg.Record], shape: Shape, first: int = 0) ->
                 continue
         converters[name] = convert
     lines = codec.json_lines(_converted(rows, converters, first))
-    if moments and may_be_infinite(lines):
+    if moments and (b'"9999-12-31T' in lines or b'"0001-01-01T' in lines):  # which may be infinite
         lines = codec.json_lines(_rows(records, shape, first))
     return JsonLines(lines, len(records), types)
 
@@ -187,12 +180,9 @@ def _rows(records: Sequence[asyncpg.Record], shape: Shape, first: int = 0) -> li
 
 def _converted(rows: list[dict[str, Any]], converters: Mapping[str, Convert], first: int) -> list[dict[str, Any]]:
     for name, convert in converters.items():
-        number = first
-        try:
-            for number, row in enumerate(rows, first + 1):  # noqa: B007
-                row[name] = convert(row[name])
-        except (ValueError, RefusedValueError) as error:
-            raise refused(number, name, error) from None
+        values = converted(name, [row[name] for row in rows], convert, first)
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
     return rows
 
 

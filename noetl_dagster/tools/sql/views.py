@@ -24,6 +24,7 @@ from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.storage.tiers.objects import minio_store
 from noetl_dagster.tools.base import as_result_ref
+from noetl_dagster.tools.rows.arrow import arrow_column
 from noetl_dagster.tools.rows.columns import column_type
 from noetl_dagster.tools.sql.tables import listed, quoted
 from noetl_dagster.values import RefusedValueError, admit
@@ -101,10 +102,7 @@ def _column(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        texts = (
-            value if value is None or isinstance(value, str) else codec.dump_json(value).decode() for value in values
-        )
-        return pa.array(list(texts), pa.string())
+        return arrow_column("", values, pa.string())
 
 
 class _GoogleFiles(ArrowFSWrapper):

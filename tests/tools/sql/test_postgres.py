@@ -77,7 +77,7 @@ async def test_explicit_transaction_does_not_leak(run: Any, pool: asyncpg.Pool) 
         ("timestamp", "infinity", "infinity"),
         ("timestamptz", "-infinity", "-infinity"),
         ("timetz", "01:02:03+02:00", "01:02:03+02:00"),
-        ("interval", "1 mon 2 days 00:00:00.5", "1 mon 2 days 00:00:00.5"),
+        ("text::interval", "1 mon 2 days 00:00:00.5", "1 mon 2 days 00:00:00.5"),
         ("bytea", "\\x6162", "YWI="),
         ("timestamptz", "2026-01-02T03:04:05Z", "2026-01-02T03:04:05+00:00"),
         ("timestamp", "2026-01-02 03:04:05", "2026-01-02T03:04:05"),

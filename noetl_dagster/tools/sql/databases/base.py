@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from noetl_dagster.errors import ErrorKind, ToolError
 from noetl_dagster.storage.exact_json import Numbers
-from noetl_dagster.tools.rows.columns import Convert, converted, json_value
+from noetl_dagster.tools.rows.columns import Convert, converted, row_value
 from noetl_dagster.tools.sql.fetching import FETCHED, interruptible
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Database(ABC):
 
     def converter(self, column: Sequence[Any], numbers: Numbers) -> Convert:
         """Returns the function that converts the values of a column, by the driver's description, to JSON."""
-        return json_value
+        return row_value
 
     def tables(self, cursor: Any, size: int) -> Iterator[pa.Table]:
         """Yields the rows of a cursor as Arrow tables of at most ``size`` rows."""

@@ -20,7 +20,7 @@ from pymysql.cursors import SSCursor
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
 from noetl_dagster.storage.exact_json import Numbers, loads_exact
 from noetl_dagster.tools.access.credential_types import Credential
-from noetl_dagster.tools.rows.columns import Convert, integer, json_value
+from noetl_dagster.tools.rows.columns import Convert, integer, row_value
 from noetl_dagster.tools.sql.databases.base import Database, Failure
 from noetl_dagster.values import admit
 
@@ -127,7 +127,7 @@ class MysqlDatabase(Database):
             return integer
         if column[1] in _DECIMALS and numbers is Numbers.FLOAT:
             return lambda value: None if value is None else float(value)
-        return json_value
+        return row_value
 
     def arrow_types(self, description: Sequence[Sequence[Any]]) -> dict[str, pa.DataType]:
         """Returns the types of decimals, with the scale of each column, and of numbers and times."""
