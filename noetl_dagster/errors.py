@@ -209,6 +209,10 @@ class ReferenceNotAvailableError(StorageError):
     code = "REFERENCE_NOT_AVAILABLE"
 
 
+class RefusedEventError(StorageError):
+    """The event log cannot store an event: a value in it was not admitted, or is larger than PostgreSQL allows."""
+
+
 class IntegrityError(StorageError):
     """The checksum of stored bytes differs from the recorded one."""
 

@@ -52,6 +52,10 @@ class RefusedValueError(ToolError):
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place} {reason}", kind="transform", code="VALUE")
 
+    def within(self, where: str) -> RefusedValueError:
+        """Returns the error with the name of what the value belongs to."""
+        return RefusedValueError(f"{where}:", str(self))
+
 
 class _Refused(Exception):
     """The reason for which a value, or one inside it, is refused."""
@@ -64,6 +68,12 @@ def is_table(value: Any) -> bool:
     """
     kind = type(value)
     return kind.__name__ in _TABLE_TYPES and kind.__module__.partition(".")[0] in _TABLE_PACKAGES
+
+
+def keys_in_order(value: dict[Any, Any]) -> tuple[str, ...] | None:
+    """Returns the keys of a mapping in the order of ``jsonb``, or None if they are not all text."""
+    keys = tuple(value)
+    return _order(keys) if len(keys) <= _REMEMBERED_KEYS else _order.__wrapped__(keys)
 
 
 def admit(value: Any, place: str = "result") -> Any:
@@ -83,13 +93,31 @@ def admit(value: Any, place: str = "result") -> Any:
         raise RefusedValueError(place + "".join(_place_of_refused(value)), str(refused)) from None
 
 
-def encode(value: Any) -> bytes:
-    """Returns an admitted value as JSON.
+def legible(value: Any) -> Any:
+    """Returns a value for people to read, which is never refused: what has no stored form is shown as text."""
+    try:
+        return _stored(value, 0)
+    except _Refused:
+        pass
+    if isinstance(value, Mapping):
+        return {legible_text(str(key)): legible(item) for key, item in value.items()}
+    return legible_text(str(value))
+
+
+def legible_text(text: str) -> str:
+    """Returns a message with U+FFFD or ``?`` for what PostgreSQL cannot store."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+def encode_json(value: Any) -> bytes:
+    """Returns an admitted value as JSON, or a message of the project, whose keys may be numbers.
 
     Raises:
         TypeError: the value was not admitted.
     """
-    return orjson.dumps(value)
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
 
 
 def _stored(value: Any, level: int) -> Any:
@@ -106,11 +134,10 @@ def _stored(value: Any, level: int) -> Any:
         raise _Refused(f"is nested deeper than {MOST_LEVELS} levels, or holds itself; flatten it, or store it as text")
     if kind is dict:
         below = level + 1
-        keys = tuple(value)
-        order = _order(keys) if len(keys) <= _REMEMBERED_KEYS else _order.__wrapped__(keys)
+        order = keys_in_order(value)
         if order is None:
             value = _with_text_keys(value, below)
-            order = _order.__wrapped__(tuple(value)) or ()
+            order = keys_in_order(value) or ()
         return {key: _stored(value[key], below) for key in order}
     if kind is list or kind is tuple:
         below = level + 1

@@ -33,7 +33,7 @@ from noetl_dagster.compiler.partitions import partition_tags, stored_partition
 from noetl_dagster.compiler.plan import PlaybookPlan
 from noetl_dagster.compiler.runs import PAGE_TAG, RESUME_TAG, execution_tags, latest_run, report_lost_run
 from noetl_dagster.engine.executions.addresses import execution_url
-from noetl_dagster.engine.executions.lifecycle import check_workload
+from noetl_dagster.engine.executions.lifecycle import admitted_workload
 from noetl_dagster.errors import ExecutionNotFoundError, NoetlError
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.workload import check_types
@@ -105,14 +105,14 @@ def launch(
         WorkloadError: a value of ``workload`` does not have the type of the playbook's default, names no partition of
             a playbook that has them, or cannot be stored.
     """
-    check_workload(workload or {})
+    workload = admitted_workload(workload or {})
     plan, job = prepare(playbook, noetl) if isinstance(playbook, Playbook) else playbook
     check_types(plan.playbook.workload, workload or {})
     before = latest_run(instance, execution_id, plan.playbook.name) if resumed else None
     if before is not None:
         report_lost_run(instance, before)
     run_id = run_id or str(uuid.uuid4())
-    run_config: dict[str, Any] = plan.run_config(workload or {})
+    run_config: dict[str, Any] = plan.run_config(workload)
     partition = None
     if plan.partitions.dimensions or partition_key is not None:
         try:

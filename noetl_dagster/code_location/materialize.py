@@ -20,6 +20,7 @@ from dagster import (
 from noetl_dagster.code_location.definitions import default_resource
 from noetl_dagster.code_location.launch import launch, prepare
 from noetl_dagster.compiler.names import NOETL
+from noetl_dagster.engine.executions.lifecycle import admitted_workload
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.engine.executions.results import value_of
 from noetl_dagster.errors import ExecutionFailedError, ExecutionNotFoundError, WorkloadError
@@ -27,7 +28,6 @@ from noetl_dagster.events.state import StepStatus
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
-from noetl_dagster.values import RefusedValueError, admit
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,8 @@ def materialize_playbook(
     own_resources = dict(resources or {})
     noetl = own_resources.get(NOETL) or default_resource()
     try:
-        values = admit(dict(workload or {}), "workload")
-    except RefusedValueError as reason:
+        values = admitted_workload(workload or {})
+    except WorkloadError as reason:
         raise WorkloadError(f"{loaded.name}: {reason}") from reason
     engine = noetl.engine()
     prepared = prepare(loaded, noetl, own_resources)

@@ -13,6 +13,7 @@ from noetl_dagster.errors import AssetNotFoundError
 from noetl_dagster.events.envelopes import OK, to_result
 from noetl_dagster.playbook.assets import Key, key_text
 from noetl_dagster.result_ref import REF_METADATA, STORED_METADATA, ResultRef
+from noetl_dagster.storage.codec import admitted
 from noetl_dagster.tools.base import RunServices
 
 DATA_VERSION = "dagster/data_version"
@@ -78,7 +79,7 @@ class ExternalAssets:
         if STORED_METADATA in made.metadata:
             return ResultRef.model_validate(made.metadata[STORED_METADATA].value)
         value = await asyncio.to_thread(self._load, key, made.partition)
-        return await results.put(value, execution_id=0, step=key_text(key), name="asset")
+        return await results.put(admitted(value, key_text(key)), execution_id=0, step=key_text(key), name="asset")
 
     def _load(self, key: Key, partition: str | None) -> Any:
         try:

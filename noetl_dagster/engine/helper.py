@@ -87,7 +87,7 @@ class HelperWork:
         try:
             return await (work_on_shards if loop.shard else work_on_loop)(loop_run, items)
         finally:
-            await runtime.buffer.flush()
+            await runtime.buffer.flush(loop_run.execution.id)
 
 
 def prepare(options: Message) -> Callable[[socket.socket], None]:

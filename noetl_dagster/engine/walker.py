@@ -24,7 +24,7 @@ from noetl_dagster.errors import (
     ToolError,
     WorkloadError,
 )
-from noetl_dagster.events.connection import PATIENCE, encode_json
+from noetl_dagster.events.connection import PATIENCE
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import CHILD_OF_COMMAND
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
@@ -36,6 +36,7 @@ from noetl_dagster.playbook.templates.views import loop_stats, plain
 from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.process.tracing import origin_of_child
 from noetl_dagster.tools.base import ToolCall, ToolResult
+from noetl_dagster.values import encode_json
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.results import exposed_in

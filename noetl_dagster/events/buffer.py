@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from noetl_dagster.events.connection import DATABASE_AWAY, PATIENCE
+from noetl_dagster.errors import RefusedEventError
+from noetl_dagster.events.connection import DATABASE_AWAY, PATIENCE, REFUSED
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport.base import Transport
 from noetl_dagster.events.types import Event
@@ -28,6 +29,10 @@ class _BufferedEvents:
     events: Sequence[Event]
     done: asyncio.Future[set[int]] | None
     urgent: bool = False
+
+    @property
+    def executions(self) -> set[int]:
+        return {event.execution_id for event in self.events}
 
 
 class EventBuffer:
@@ -53,7 +58,7 @@ class EventBuffer:
         self._room.set()
         self._landed = asyncio.Event()
         self._landed.set()
-        self._failure: BaseException | None = None
+        self._failures: dict[int, BaseException] = {}
 
     @property
     def log(self) -> EventWriter:
@@ -61,9 +66,14 @@ class EventBuffer:
         return self._log
 
     async def append(self, events: Sequence[Event]) -> set[int]:
-        """Appends events and waits until they are committed; returns the ids of the new ones."""
+        """Appends events and waits until they are committed; returns the ids of the new ones.
+
+        Raises:
+            RefusedEventError: the log cannot store an event of them, or one that was posted before.
+        """
         if not events:
             return set()
+        self._raise_failure(events[0].execution_id)
         if self._is_idle:
             self._landed.clear()
             try:
@@ -93,9 +103,9 @@ class EventBuffer:
     async def post(self, events: Sequence[Event]) -> None:
         """Adds events without waiting for the commit; waits only while the buffer is full.
 
-        Raises the failure of an earlier posted batch, whose events are not in the log.
+        Raises the failure of events of the same execution that were posted before, and are not in the log.
         """
-        self._raise_failure()
+        self._raise_failure(events[0].execution_id)
         await self._room.wait()
         self._push(_BufferedEvents(events, None))
 
@@ -104,13 +114,18 @@ class EventBuffer:
         if self._entries:
             self._urgent.set()
 
-    async def flush(self) -> None:
-        """Waits until all events added so far are committed, not those added meanwhile; raises as :meth:`post`."""
+    async def flush(self, execution_id: int | None = None) -> None:
+        """Waits until all events added so far are committed, not those added meanwhile.
+
+        Args:
+            execution_id: raises the failure of events of this execution, as :meth:`post`.
+        """
         await self._landed.wait()
         if not self._is_idle:
             with suppress(Exception):  # the caller of those events gets it
                 await self.begin(())
-        self._raise_failure()
+        if execution_id is not None:
+            self._raise_failure(execution_id)
 
     @property
     def _is_idle(self) -> bool:
@@ -127,9 +142,8 @@ class EventBuffer:
         if self._writer is None or self._writer.done():
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
+    def _raise_failure(self, execution_id: int) -> None:
+        if self._failures and (failure := self._failures.pop(execution_id, None)) is not None:
             raise failure
 
     async def _write(self) -> None:
@@ -148,7 +162,10 @@ class EventBuffer:
                 raise
 
     async def _commit(self, batch: list[_BufferedEvents]) -> None:
-        """Appends a batch; if the log refuses it, each entry alone, so that one affects no other."""
+        """Appends a batch; if the log refuses it, each entry alone, so that one affects no other execution.
+
+        What follows a refused event of the same execution is refused as well.
+        """
         events = [event for entry in batch for event in entry.events]
         try:
             inserted = await self._append(events) if events else set()
@@ -157,7 +174,11 @@ class EventBuffer:
                 self._fail(batch, error)
             else:
                 for entry in batch:
-                    await self._commit([entry])
+                    earlier = [self._failures[one] for one in entry.executions if one in self._failures]
+                    if entry.done is not None and earlier:
+                        self._fail([entry], earlier[0])
+                    else:
+                        await self._commit([entry])
             return
         for entry in batch:
             if entry.done is not None and not entry.done.done():
@@ -180,8 +201,10 @@ class EventBuffer:
     def _fail(self, batch: list[_BufferedEvents], error: BaseException) -> None:
         for entry in batch:
             if entry.done is None:
-                self._failure = error
+                self._failures |= dict.fromkeys(entry.executions, error)
             elif not entry.done.done():
+                for execution_id in entry.executions:
+                    self._failures.pop(execution_id, None)
                 entry.done.set_exception(error)
 
     async def _append(self, events: list[Event]) -> set[int]:
@@ -197,4 +220,9 @@ class EventBuffer:
                 broken = True
                 raise
 
-        return await with_retries(append, PATIENCE)
+        try:
+            return await with_retries(append, PATIENCE)
+        except REFUSED as error:
+            names = sorted({f"{event.event_type} of {event.node_name}" for event in events})
+            reason = getattr(error, "message", None) or error  # without the details of PostgreSQL, which show the row
+            raise RefusedEventError(f"the event log cannot store {', '.join(names)}: {reason}") from error

@@ -17,6 +17,7 @@ import orjson
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.process.retrying import RetryLimits, with_retries
+from noetl_dagster.values import encode_json
 
 CONNECTION_LOST = (
     OSError,
@@ -40,6 +41,9 @@ DATABASE_AWAY = (
 
 PATIENCE = RetryLimits(DATABASE_AWAY, seconds=30.0, longest_pause=2.0)
 """Limits for statements that may be repeated, and without which the work of a process cannot go on."""
+
+REFUSED = (TypeError, asyncpg.DataError, asyncpg.ProgramLimitExceededError, asyncpg.IntegrityConstraintViolationError)
+"""Exceptions of a statement whose values cannot be stored. A call that is repeated raises them again."""
 
 DATABASE_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """All exceptions of a call, for work that is given up if it fails."""
@@ -78,42 +82,6 @@ _NO_STATEMENT = SimpleNamespace(name="none")  # asyncpg prepares again what an u
 IDLE_SECONDS = 0.01
 
 _JSONB_VERSION = b"\x01"
-_WRITTEN_WHOLE = 1e16
-"""From this number on, floats are written with an exponent, which ``jsonb`` replaces by zeros."""
-
-_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-
-
-def encode_json(value: Any) -> bytes:
-    """Returns a value as JSON. NUL characters, which jsonb cannot hold, become U+FFFD."""
-    encoded = orjson.dumps(value, default=str, option=_OPTIONS)
-    if b"\\u0000" in encoded:
-        encoded = encoded.replace(b"\\u0000", b"\\ufffd")
-    return encoded
-
-
-def as_stored(value: Any) -> Any:
-    """Returns a value as it would be read from a column of ``jsonb``."""
-    return _as_jsonb(orjson.loads(encode_json(value)))
-
-
-def _as_jsonb(value: Any) -> Any:
-    """Changes JSON as ``jsonb`` does: keys are sorted, and large whole numbers have no fraction."""
-    if isinstance(value, list):
-        return [_as_jsonb(item) for item in value]
-    if isinstance(value, dict):
-        if len(value) > 1:
-            keys = sorted(value, key=_key_order)
-            return {key: _as_jsonb(value[key]) for key in keys}
-        return {key: _as_jsonb(item) for key, item in value.items()}
-    if isinstance(value, float):
-        return int(value) if abs(value) >= _WRITTEN_WHOLE and -(2**63) <= value < 2**64 else value + 0.0
-    return value
-
-
-def _key_order(key: str) -> tuple[int, bytes]:
-    encoded = key.encode()
-    return len(encoded), encoded
 
 
 def check_certificates(url: str) -> None:

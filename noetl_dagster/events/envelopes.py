@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from noetl_dagster.errors import ToolError, kind_of
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.process.redaction import MASK, SECRETS
 from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.values import encode_json, legible, legible_text
 
 Envelope = dict[str, Any]
 
@@ -38,12 +38,19 @@ _SECRET = re.compile(
 _ADDRESS_PASSWORD = re.compile(r"(\w+://[^/\s:@]*:)[^/\s@]+@")
 
 
+def as_json(envelope: Envelope) -> Envelope:
+    """Returns an envelope with its reference as JSON, for one that is part of another value."""
+    reference = envelope.get("ref")
+    if isinstance(reference, ResultRef):
+        return envelope | {"ref": reference.model_dump(mode="json", exclude_defaults=True)}
+    return envelope
+
+
 def to_result(envelope: Envelope) -> dict[str, Any]:
     """Returns an envelope in the form of the log."""
     result: dict[str, Any] = {"status": envelope["status"]}
-    if (ref := envelope.get("ref")) is not None:
-        stored = isinstance(ref, ResultRef)
-        result["reference"] = ref.model_dump(mode="json", exclude_defaults=True) if stored else ref
+    if envelope.get("ref") is not None:
+        result["reference"] = as_json(envelope)["ref"]
     elif "data" in envelope:
         result["data"] = envelope["data"]
     if envelope.get("extracted"):
@@ -73,14 +80,14 @@ def error_envelope(error: BaseException, source: str | None = None) -> Envelope:
     part = {
         "kind": kind_of(error),
         "source": source,
-        "message": SECRETS.redact(str(error) or type(error).__name__)[:ERROR_MESSAGE_CHARACTERS],
+        "message": legible_text(SECRETS.redact(str(error) or type(error).__name__)[:ERROR_MESSAGE_CHARACTERS]),
         "retryable": bool(getattr(error, "retryable", False)),
         "status": getattr(error, "status", None),
         "code": getattr(error, "code", None),
     }
     if (asked := getattr(error, "retry_after", None)) is not None:
         part["retry_after"] = asked
-    details = SECRETS.redacted(error.details) if isinstance(error, ToolError) else {}
+    details = legible(SECRETS.redacted(error.details)) if isinstance(error, ToolError) else {}
     return {"status": ERROR, "error": part} | details
 
 

@@ -16,6 +16,7 @@ from noetl_dagster.events.connection import KeptConnection
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.values import legible_text
 
 DRIVING = frozenset({EventType.COMMAND_ISSUED, EventType.STEP_EXIT})
 """Events whose driver stops if its execution was cancelled."""
@@ -48,7 +49,7 @@ def as_row(event: Event) -> tuple[Any, ...]:
         event.context,
         event.result,
         event.meta,
-        event.error and SECRETS.redact(event.error),
+        event.error and legible_text(SECRETS.redact(event.error)),
         event.current_index,
         event.current_item,
         event.worker_id,

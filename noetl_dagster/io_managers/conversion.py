@@ -13,6 +13,7 @@ from noetl_dagster.errors import StorageError
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
+from noetl_dagster.values import encode_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as SparkFrame
@@ -49,7 +50,7 @@ def convert(value: Any, wanted: str, what: str) -> Any:
     if wanted == "str":
         if isinstance(value, bytes):
             return value.decode()
-        return value if isinstance(value, str) else codec.dump_json(value).decode()
+        return value if isinstance(value, str) else encode_json(value).decode()
     table = _as_table(value)
     if table is None:
         raise StorageError(f"{what} is a {type(value).__name__}, which is no table; annotate the input otherwise")

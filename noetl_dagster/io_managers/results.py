@@ -80,6 +80,7 @@ class NoetlResultIOManager(IOManager):
     def _store_value(self, context: OutputContext, value: Any) -> ResultRef:
         store = self._open_store()
         execution_id, step, name = _address(context)
+        value = codec.admitted(value, f"output {context.name!r}")
         inline = not is_table(value) and fits_inline(byte_length(value), store.settings)
         extra = {"asset": context.asset_key.to_user_string()} if context.has_asset_key else {}
         return run_sync(

@@ -291,16 +291,3 @@ def texts_in(
             waiting.extend((value, index, f"{label}[{index}]") for index in reversed(range(len(value))))
         elif isinstance(value, of):
             yield owner, name, label, value
-
-
-def levels_of(value: Any) -> int:
-    """Returns how deep mappings and lists are nested."""
-    deepest = 0
-    waiting = [(value, 1)]
-    while waiting:
-        owner, level = waiting.pop()
-        if isinstance(owner, dict | list):
-            deepest = max(deepest, level)
-            inner = owner.values() if isinstance(owner, dict) else owner
-            waiting.extend((item, level + 1) for item in inner if isinstance(item, dict | list))
-    return deepest

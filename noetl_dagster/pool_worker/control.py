@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.log import EventLog, StoredPlaybook
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.transport.capacity import WorkerReport, put_worker
@@ -22,6 +22,7 @@ from noetl_dagster.events.transport.wire import EventMessage, kept_event
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import DEFAULT_POOL
+from noetl_dagster.values import encode_json
 from noetl_dagster.worker.context import Batch, Grant
 from noetl_dagster.worker.execution import Execution
 

@@ -14,7 +14,6 @@ from noetl_dagster.engine.executions import listing
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import LaunchError, NotDeployedError
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.wire import EventMessage, Id, Name, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.catalog import names_version
@@ -24,6 +23,7 @@ from noetl_dagster.service.access import FOR_OPERATORS, FOR_READERS, Anyone
 from noetl_dagster.service.catalog import LENIENT
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, ApiProblem
+from noetl_dagster.values import encode_json
 
 router = APIRouter(prefix="/api/executions", tags=["executions"], responses=RESPONSES)
 

@@ -26,8 +26,7 @@ from noetl_dagster.errors import (
     WorkloadError,
     first_invalid,
 )
-from noetl_dagster.events.connection import DATABASE_AWAY
-from noetl_dagster.events.transport.ingest import POISON
+from noetl_dagster.events.connection import DATABASE_AWAY, REFUSED
 from noetl_dagster.process.redaction import SECRETS
 
 logger = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     for status in (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
 }
 
-EXPECTED = (HTTPException, RequestValidationError, NoetlError, *POISON, *DATABASE_AWAY)
+EXPECTED = (HTTPException, RequestValidationError, NoetlError, *REFUSED, *DATABASE_AWAY)
 """Errors that :func:`problem_of` knows; any other is a defect, and answers 500."""
 
 
@@ -94,7 +93,7 @@ def problem_of(error: Exception, request: str) -> Response:
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
         detail = SECRETS.redact(str(error))[:2_000]
         return problem_response(status, detail, {"retry-after": "1"} if status == 503 else None)
-    if isinstance(error, POISON):
+    if isinstance(error, REFUSED):
         return problem_response(
             422,
             f"the event log cannot hold this: {type(error).__name__}; integers have at most 64 bits, and text is "

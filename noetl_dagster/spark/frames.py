@@ -23,6 +23,7 @@ from noetl_dagster.spark.sessions import is_classic
 from noetl_dagster.spark.staging import Staging
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.manifests import Strategy
+from noetl_dagster.values import encode_json
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
@@ -231,5 +232,5 @@ def outside_frame(spark: SparkSession, value: Mapping[str, Any], folder: str) ->
 
 def row_frame(spark: SparkSession, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
     """Returns rows, for example of a postgres step, as a DataFrame; types are inferred from JSON."""
-    texts = [(codec.dump_json(row).decode(),) for row in rows]
+    texts = [(encode_json(row).decode(),) for row in rows]
     return parsed(spark.createDataFrame(texts, f"{VALUE} STRING"))

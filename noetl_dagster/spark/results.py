@@ -35,6 +35,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.codec import digest_of
 from noetl_dagster.storage.compression import decompress
+from noetl_dagster.values import encode_json
 
 FORMAT = "noetl_results"
 VALUE = "value"
@@ -213,7 +214,7 @@ def lines_of(part: StoredPart, stored: bytes) -> bytes:
         return plain
     if not codec.is_json(part.content_type):
         return b"".join(line.encode() + b"\n" for line in plain.decode().splitlines())
-    return b"".join(codec.dump_json(item) + b"\n" for item in json_items(orjson.loads(plain), part.depth))
+    return b"".join(encode_json(item) + b"\n" for item in json_items(orjson.loads(plain), part.depth))
 
 
 def elements(data: bytes, content_type: str, depth: int = 1) -> list[str]:
@@ -227,7 +228,7 @@ def elements(data: bytes, content_type: str, depth: int = 1) -> list[str]:
 
 def json_elements(value: Any, depth: int = 1) -> list[str]:
     """Returns the elements of a list, and of the lists in it down to ``depth``, as JSON texts."""
-    return [codec.dump_json(item).decode() for item in json_items(value, depth)]
+    return [encode_json(item).decode() for item in json_items(value, depth)]
 
 
 def json_items(value: Any, depth: int = 1) -> list[Any]:

@@ -17,7 +17,7 @@ from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.events.connection import PATIENCE
 from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.result_ref import ROWS_ALONE, ResultRef
-from noetl_dagster.storage.codec import dump_json
+from noetl_dagster.values import encode_json
 
 _PAGE = 500
 
@@ -225,7 +225,7 @@ def _found(row: Any, what: str) -> ResultRef:
 
 def _value(ref: ResultRef, name: str) -> Any:
     value = getattr(ref, name)
-    return dump_json(value).decode() if isinstance(value, dict) else value
+    return encode_json(value).decode() if isinstance(value, dict) else value
 
 
 def _ref_from(row: Any) -> ResultRef:

@@ -17,7 +17,7 @@ from noetl_dagster.process.redaction import LONGEST, SECRETS
 from noetl_dagster.storage.compression import Compression, compress, decompress, one_format
 from noetl_dagster.storage.exact_json import loads_exact
 from noetl_dagster.storage.tiers.base import Bytes
-from noetl_dagster.values import admit, is_table
+from noetl_dagster.values import RefusedValueError, admit, encode_json, is_table, legible
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,8 +41,6 @@ EXTENSIONS = {
 }
 
 _NOTHING = object()
-
-_JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 THREAD_ABOVE = 1024 * 1024
 """Bytes from which hashing is worth a separate thread."""
@@ -85,37 +83,39 @@ class Encoded:
     extra: dict[str, Any]
 
 
-def dump_json(value: Any) -> bytes:
-    """Returns a value as JSON, with what JSON has no type for as :func:`admit` converts it.
+def admitted(value: Any, place: str = "result") -> Any:
+    """Returns a result in its stored form: bytes, JSON lines, an Arrow table, or a value as :func:`admit` returns it.
 
     Raises:
-        StorageError: for values that JSON cannot express; names the type.
+        RefusedValueError: the value, or a part of it, has no such form.
     """
-    try:
-        return orjson.dumps(value, default=admit, option=_JSON_OPTIONS)
-    except TypeError as error:
-        raise StorageError(
-            f"a result of type {type(value).__name__} cannot be stored as JSON ({error}); "
-            "return plain values, bytes, or a pandas or Arrow table"
-        ) from error
+    if isinstance(value, (bytes, bytearray, memoryview, JsonLines)):
+        return value
+    table = as_arrow_table(value, place)
+    return admit(value, place) if table is None else table
 
 
 def _in_lines(value: Any) -> bytes:
     """Returns a value as JSON; each line of a list contains some hundred items."""
-    if not isinstance(value, list) or len(value) <= _LINES:
-        return dump_json(value)
-    parts = (value[at : at + _LINES] for at in range(0, len(value), _LINES))
-    return b"[" + b",\n".join(dump_json(part)[1:-1] for part in parts) + b"]"
+    try:
+        if not isinstance(value, list) or len(value) <= _LINES:
+            return encode_json(value)
+        parts = (value[at : at + _LINES] for at in range(0, len(value), _LINES))
+        return b"[" + b",\n".join(encode_json(part)[1:-1] for part in parts) + b"]"
+    except TypeError as error:
+        raise StorageError(
+            f"a result of type {type(value).__name__} cannot be stored as JSON ({error}); admit it before"
+        ) from error
 
 
 def json_lines(rows: Iterable[Any]) -> bytes:
-    """Returns rows as JSON, one per line; raises as :func:`dump_json`."""
-    option, pieces, rest = _JSON_OPTIONS | orjson.OPT_APPEND_NEWLINE, [], iter(rows)
+    """Returns admitted rows as JSON, one per line."""
+    pieces, rest = [], iter(rows)
     try:
-        while some := [orjson.dumps(row, admit, option) for row in islice(rest, _LINES)]:
+        while some := [orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in islice(rest, _LINES)]:
             pieces.append(b"".join(some))
     except TypeError as error:
-        raise StorageError(f"a row cannot be stored as JSON ({error}); give plain values") from error
+        raise StorageError(f"a row cannot be stored as JSON ({error}); admit it before") from error
     return b"".join(pieces)
 
 
@@ -229,10 +229,14 @@ def is_readable(content_type: str) -> bool:
     return content_type.startswith("text/") or is_json(content_type)
 
 
-def as_arrow_table(value: Any) -> pa.Table | None:
+def as_arrow_table(value: Any, place: str = "the table") -> pa.Table | None:
     """Returns a pandas, polars or Arrow table as an Arrow table; None for other values.
 
-    Most results are no tables, so Arrow is imported only if the type's name is that of one.
+    The index of a pandas frame becomes a column, unless it only numbers the rows. Most results are no tables, so Arrow
+    is imported only if the type's name is that of one.
+
+    Raises:
+        RefusedValueError: a column has values of several types, or the name of another one.
     """
     if not is_table(value):
         return None
@@ -244,7 +248,13 @@ def as_arrow_table(value: Any) -> pa.Table | None:
         return pa.Table.from_batches([value])
     if hasattr(value, "to_arrow"):
         return value.to_arrow()  # polars
-    return pa.Table.from_pandas(value)
+    try:
+        return pa.Table.from_pandas(value)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        reason = "; ".join(map(str, error.args)) or type(error).__name__
+        raise RefusedValueError(
+            place, f"is a frame that Arrow cannot hold: {reason}; give each column one type and a name of its own"
+        ) from None
 
 
 def table_to_parquet(table: pa.Table) -> memoryview:
@@ -253,15 +263,16 @@ def table_to_parquet(table: pa.Table) -> memoryview:
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
+    try:
+        pq.write_table(table, sink)
+    except (pa.ArrowException, ValueError) as error:
+        raise StorageError(f"the table cannot be stored as Parquet: {error}; convert that column") from error
     return memoryview(sink.getvalue()).cast("B")
 
 
 def _table_preview(table: pa.Table, limit: int) -> str:
     """Returns the first rows as JSON lines."""
-    rows = table.slice(0, 5).to_pylist()
-    binary = [any(isinstance(value, bytes) for value in row.values()) for row in rows]
-    lines = [str(row).encode() if raw else dump_json(row) for row, raw in zip(rows, binary, strict=True)]
+    lines = (orjson.dumps(legible(row)) for row in table.slice(0, 5).to_pylist())
     return clip(b"\n".join(lines), limit)
 
 
@@ -319,7 +330,7 @@ def byte_length(value: Any) -> int:
     """Returns the bytes of a value as JSON, for the inline limit."""
     if isinstance(value, bytes):
         return len(value)
-    return len(dump_json(value))
+    return len(encode_json(value))
 
 
 def digest_of(data: Bytes) -> str:

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from noetl_dagster.errors import IntegrityError
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.storage import codec
 from noetl_dagster.storage.catalog import RefCatalog
+from noetl_dagster.values import encode_json
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ async def record_manifest(
         if strategy is Strategy.CONCAT and first is not None:  # a part looks like the whole
             preview = first.preview
             extra |= {"columns": first.extra["columns"]} if "columns" in first.extra else {}
-        fields = (size, total, codec.dump_json(extra).decode(), preview)
+        fields = (size, total, encode_json(extra).decode(), preview)
         await connection.execute(_FILL_REF, ref.ref_id, *fields)
     return ref.model_copy(update={"bytes_size": size, "rows": total, "preview": preview, "extra": extra})
 

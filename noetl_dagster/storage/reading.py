@@ -21,7 +21,7 @@ from noetl_dagster.storage.compression import decompress, decompress_stream
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.placement import Placement
 from noetl_dagster.storage.tiers.base import Bytes
-from noetl_dagster.values import is_table
+from noetl_dagster.values import admit, encode_json, is_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,10 +121,11 @@ class ResultReader:
     async def items(self, ref: ResultRef | str) -> AsyncIterator[Any]:
         """Yields the items of a result one by one, holding one part at a time.
 
-        Items are the elements of a list, the rows of a table as mappings, or those that a manifest's strategy defines.
+        Items are the elements of a list, the rows of a table as admitted mappings, or those that a manifest's strategy
+        defines.
         """
         async for batch in self.batches(ref):
-            for item in batch if isinstance(batch, list) else batch.to_pylist():
+            for item in batch if isinstance(batch, list) else admit(batch.to_pylist(), "row"):
                 yield item
 
     async def batches(self, ref: ResultRef | str) -> AsyncIterator[Batch]:
@@ -236,14 +237,14 @@ class ResultReader:
         elif strategy is Strategy.CONCAT:
             before = b"["
             async for batch in self.batches(ref):
-                if items := batch if isinstance(batch, list) else batch.to_pylist():
-                    yield before + codec.dump_json(items)[1:-1]
+                if items := batch if isinstance(batch, list) else admit(batch.to_pylist()):
+                    yield before + encode_json(items)[1:-1]
                     before = b","
             yield b"[]" if before == b"[" else b"]"
         elif strategy is Strategy.ROWS:
             place = uuid.uuid4().hex  # replaced by the rows
-            whole = codec.dump_json(await self._with_rows(ref, place))
-            *pieces, end = whole.split(codec.dump_json(place))
+            whole = encode_json(await self._with_rows(ref, place))
+            *pieces, end = whole.split(encode_json(place))
             for piece in pieces:
                 yield piece
                 async for data in self._json(ref.rows_alone):
@@ -251,7 +252,7 @@ class ResultReader:
             yield end
         else:
             value = await self.get(ref)
-            yield codec.dump_json(value.to_pylist() if is_table(value) else value)
+            yield encode_json(admit(value.to_pylist()) if is_table(value) else value)
 
     async def _parquet(self, ref: ResultRef) -> AsyncIterator[bytes]:
         """Yields the parts as one Parquet file. Reads them twice: a later part may determine a column's type."""
@@ -281,7 +282,7 @@ def _joined(values: list[Any]) -> Any:
         return pa.concat_tables(values, promote_options="default")
     joined: list[Any] = []
     for value in values:
-        rows = value.to_pylist() if is_table(value) else value
+        rows = admit(value.to_pylist()) if is_table(value) else value
         joined.extend(rows if isinstance(rows, list) else [rows])
     return joined
 

@@ -18,6 +18,7 @@ from typing import Any
 from noetl_dagster import embedded
 from noetl_dagster.embedded.isolation import isolated
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.lifecycle import admitted_workload
 from noetl_dagster.engine.executions.results import value_of
 from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.events.state import ExecutionStatus, StepStatus
@@ -29,7 +30,6 @@ from noetl_dagster.private_files import private_folder
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import RunServices, Tool, ToolCall, ToolContext, ToolResult
-from noetl_dagster.values import admit
 from noetl_dagster.worker.execution import PlaybookProgram
 
 
@@ -92,7 +92,7 @@ def run_playbook(
     """
     loaded = playbook if isinstance(playbook, Playbook) else load_playbook(playbook)
     replaced = _Mocks(loaded, mocks or {})
-    values = admit(dict(workload or {}), "workload")
+    values = admitted_workload(workload or {})
     provider = resource or _own_resource()
     return provider.run(_run(provider.engine(), loaded, values, replaced))
 

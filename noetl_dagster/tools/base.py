@@ -105,12 +105,15 @@ class ToolCall:
 class ToolResult:
     """The result of a tool: ``data``, or ``ref`` if it stored the result itself.
 
-    ``details`` are parts of the envelope that only this tool has, for example ``{"http": {"status": 200}}``.
+    Attributes:
+        details: parts of the envelope that only this tool has, for example ``{"http": {"status": 200}}``.
+        admitted: the tool has admitted the data, outside of the event loop.
     """
 
     data: Any = None
     ref: ResultRef | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    admitted: bool = False
 
 
 class JobMessages(StrEnum):

@@ -15,7 +15,6 @@ import asyncpg
 import orjson
 
 from noetl_dagster.events.buffer import EventBuffer
-from noetl_dagster.events.connection import as_stored
 from noetl_dagster.events.envelopes import OK, Envelope, from_result
 from noetl_dagster.events.queries import CHUNK_ITERATIONS, CHUNKS, CHUNKS_RECORDED
 from noetl_dagster.events.types import Event
@@ -311,7 +310,7 @@ def _written(streams: Sequence[ChunkStream], events: Sequence[Event], writing: a
     """Counts chunks once they are in the log. Chunks that the log had before may differ: those are read from it."""
     failed = writing.cancelled() or writing.exception() is not None
     new = () if failed else [event for event in events if event.event_id in writing.result()]
-    items = {event.meta["chunk_index"]: _item({**event.meta, "result": as_stored(event.result)}) for event in new}
+    items = {event.meta["chunk_index"]: _item({**event.meta, "result": event.result}) for event in new}
     for stream in streams:
         stream.written(len(events), items)
         for event in () if failed else events:

@@ -13,18 +13,20 @@ from typing import Any
 
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY
-from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope
+from noetl_dagster.events.envelopes import ERROR, OK, Envelope, as_json, error_envelope
 from noetl_dagster.playbook.models import Directive, PolicyAction
 from noetl_dagster.playbook.rules import DEFAULT, ELSE, RuleName
 from noetl_dagster.playbook.templates.rendering import render_async, render_input, with_references
 from noetl_dagster.playbook.templates.scope import CompiledSet, Scope
 from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView, seen_error
 from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.storage.codec import admitted
 from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.registry import tool_for
+from noetl_dagster.values import RefusedValueError, legible
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Visit
-from noetl_dagster.worker.program import CompiledRule, TaskProgram, delay_before
+from noetl_dagster.worker.program import CompiledRule, TaskProgram, delay_before, parse_literal
 from noetl_dagster.worker.results import MOST_FIELDS, ResultWriter, check_input, check_result, exposed_in
 from noetl_dagster.worker.spans import CommandSpan
 
@@ -86,6 +88,8 @@ class Pipeline:
                 envelope = await self._finish(envelope)
         except TASK_ERRORS as error:
             envelope = error_envelope(error)
+        except Exception as error:
+            envelope = error_envelope(defect(error, "the result", self.command.step))
         if self._exposed:
             envelope["secrets"] = [*envelope.get("secrets", ()), *self._exposed][:MOST_FIELDS]
         return Outcome(
@@ -156,6 +160,8 @@ class Pipeline:
         retry_after = None
         try:
             envelope = await self._call_tool(task, attempt, before)
+        except RefusedValueError as error:
+            envelope = error_envelope(error.within(f"{self.command.step}.{task.name}"), task.task.kind)
         except TASK_ERRORS as error:
             envelope = error_envelope(error, task.task.kind)
             retry_after = getattr(error, "retry_after", None)
@@ -174,6 +180,8 @@ class Pipeline:
         if earlier is not None:  # the same in all attempts
             scope = scope.with_fallbacks({"result": earlier})
         arguments = {**scope.input, **await self._input(task, scope)}
+        for name in task.literals & arguments.keys():
+            arguments[name] = parse_literal(arguments[name])
         check_input(task.task, arguments)
         scope = scope.with_input(arguments) if arguments else scope
         config = {**await render_async(task.config, scope, self.tool_context.results.get), **task.raw}
@@ -208,20 +216,21 @@ class Pipeline:
                 kind="timeout",
                 retryable=True,
             ) from None
-        envelope: Envelope = {"status": OK, **result.details}
+        envelope: Envelope = {"status": OK, **legible(result.details)} if result.details else {"status": OK}
         if result.ref is not None:
             envelope["ref"] = result.ref
             if result.ref.extracted:
                 envelope["extracted"] = result.ref.extracted
         else:
-            envelope["data"] = result.data
+            envelope["data"] = result.data if result.admitted else admitted(result.data)
         plain = envelope
         if spec.result.store is not None or spec.result.select:
             envelope = await self.writer.store(envelope, command, task.task)
         if task.output is not None:
             self._names["output"] = self._names["response"] = ResultView(envelope, self.cache)
             scope = scope.with_fallbacks({})
-            envelope = {"status": OK, "data": await render_async(task.output, scope, self.tool_context.results.get)}
+            shaped = await render_async(task.output, scope, self.tool_context.results.get)
+            envelope = {"status": OK, "data": admitted(shaped, "output")}
         if task.task.asserts.returns:
             await check_result(task.task, (plain, envelope), self.cache, self.tool_context.results.get)
         return envelope
@@ -245,7 +254,7 @@ class Pipeline:
         sealed.pop("meta", None)
         if self.command.index is None and len(self.visit.program.tasks) > 1:
             sealed["results"] = {
-                name: await self.writer.seal(result, self.command, tasks[name])
+                name: as_json(await self.writer.seal(result, self.command, tasks[name]))
                 for name, result in self._results.items()
             }
         return sealed

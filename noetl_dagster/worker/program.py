@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from noetl_dagster.playbook.models import (
 )
 from noetl_dagster.playbook.rules import DEFAULT, RuleName, rule_name, workbook_name
 from noetl_dagster.playbook.templates.rendering import (
+    ENDS_IN_TOJSON,
     Compiled,
     Fetch,
     compile_fields,
@@ -36,6 +38,7 @@ from noetl_dagster.playbook.templates.rendering import (
 from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
 from noetl_dagster.playbook.tool_kinds import LITERAL_FIELDS, REQUEST, TOOL_KINDS
 from noetl_dagster.playbook.wording import is_template
+from noetl_dagster.storage.exact_json import loads_exact
 
 SHARDS_HERE, SHARDS_IN_POOL = 64, 768
 LONGEST_DELAY = 60.0
@@ -78,7 +81,13 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class TaskProgram:
-    """A task with its templates and rules compiled. ``names_result``: one that the tool gets uses ``result``."""
+    """A task with its templates and rules compiled.
+
+    Attributes:
+        literals: keys of the input of Python code, the step's too, whose text a template composes, of several parts or
+            with ``tojson``: it is parsed if it is the literal of a list or mapping.
+        names_result: one that the tool gets uses ``result``.
+    """
 
     task: Task
     raw: dict[str, Any]
@@ -91,6 +100,7 @@ class TaskProgram:
     rules: tuple[CompiledRule, ...]
     continuations: tuple[Continuation, ...]
     names_result: bool
+    literals: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -239,7 +249,7 @@ class StepProgram:
 
 def compile_step(playbook: Playbook, step: Step) -> StepProgram:
     """Compiles a step. Raises ``PlaybookError`` for an unknown workbook task, ``TemplateError`` for a bad template."""
-    tasks = tuple(_compile_task(playbook, task, in_loop=step.loop is not None) for task in step.tasks)
+    tasks = tuple(_compile_task(playbook, task, step) for task in step.tasks)
     collection, when = None, partial(condition, strict=playbook.strict)
     if step.loop is not None and step.loop.cursor is None and step.loop.mode is not LoopMode.STREAM:
         collection = compile_value(step.loop.collection)
@@ -259,7 +269,8 @@ def compile_step(playbook: Playbook, step: Step) -> StepProgram:
     )
 
 
-def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgram:
+def _compile_task(playbook: Playbook, task: Task, step: Step) -> TaskProgram:
+    in_loop = step.loop is not None
     if task.kind == "workbook":
         task = _workbook_task(playbook, task)
     kind = TOOL_KINDS.get(task.kind)
@@ -300,7 +311,32 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
             for rule in task.retry
         ),
         names_result="result" in config.names | input.names | auth.names,
+        literals=_composed_in(step.input, task.input) if task.kind == "python" else frozenset(),
     )
+
+
+def _composed_in(*inputs: Any) -> frozenset[str]:
+    """Returns the keys whose value in the last input with that key is composed text."""
+    values = {key: value for input in inputs if isinstance(input, dict) for key, value in input.items()}
+    texts = {key: value for key, value in values.items() if isinstance(value, str)}
+    return frozenset(
+        key for key, text in texts.items() if compile_value(text).is_composed or ENDS_IN_TOJSON.search(text)
+    )
+
+
+def parse_literal(value: Any) -> Any:
+    """Returns text that is a JSON or Python literal of a list or mapping parsed; everything else unchanged."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    try:
+        return loads_exact(value)
+    except ValueError:
+        pass
+    try:
+        parsed = ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value
+    return parsed if isinstance(parsed, list | dict) else value
 
 
 def _workbook_task(playbook: Playbook, task: Task) -> Task:

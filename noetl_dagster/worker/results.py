@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any
 
-import orjson
-
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.playbook.models import ResultSpec, Task
 from noetl_dagster.playbook.templates.chunks import noted_rows
@@ -23,6 +19,7 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.codec import select_fields
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.base import ToolCall
+from noetl_dagster.values import encode_json
 from noetl_dagster.worker.command import Command
 
 
@@ -73,7 +70,6 @@ class ResultWriter:
         """Returns the envelope with its data inline if it is small, or else with a reference.
 
         Raises:
-            ToolError: the data cannot be expressed as JSON, nor stored as a table or bytes.
             StorageError: no tier could store it.
         """
         if "ref" in envelope or "data" not in envelope:
@@ -95,8 +91,7 @@ class ResultWriter:
                 extracted = select_fields(data, spec.select, self._limit)
                 return envelope | exposed | ({"extracted": extracted} if extracted else {})
         elif SECRETS.is_given:
-            with suppress(ToolError):  # a tier also stores what is no JSON
-                _, exposed = self._examine(data, command, task)
+            _, exposed = self._examine(data, command, task)
         name = spec.name or (task.name if task is not None else "result")
         if command.index is not None:
             name = f"{name}-{command.index}"
@@ -123,14 +118,7 @@ class ResultWriter:
             return True, exposed_in(data, command, encoded=data)
         if not isinstance(data, (dict, list, tuple, str)):
             return False, {}
-        try:
-            encoded = encode_json(data)
-        except (orjson.JSONEncodeError, TypeError) as error:
-            where = f"{command.step}.{task.name}" if task is not None else command.step
-            raise ToolError(
-                f"{where}: the result cannot be kept as JSON ({error}); return plain values, a table or bytes",
-                kind="transform",
-            ) from error
+        encoded = encode_json(data)
         return len(encoded) <= limit, exposed_in(data, command, encoded=encoded)
 
 

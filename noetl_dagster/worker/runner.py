@@ -224,7 +224,7 @@ class CommandRunner:
         meta, identity = command.meta(), {"execution_id": command.execution_id}
         identity |= {name: meta[name] for name in ("loop_id", "iter_index", "shard_id") if name in meta}
         if claim is None:
-            await self.buffer.flush()
+            await self.buffer.flush(command.execution_id)
         completed = False
         try:
             value = await self._result(outcome, view)

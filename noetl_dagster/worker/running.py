@@ -128,7 +128,7 @@ class ExternalCleanup:
     async def ended(self, command: Command) -> None:
         """Removes a command's leftovers once its end is in the log, whichever process wrote it."""
         if removals := self._kept.pop(command.command_id, None):
-            await self._buffer.flush()
+            await self._buffer.flush(command.execution_id)
             await asyncio.shield(self._remove_if_ended(command, removals, ARRIVAL_SECONDS))
 
     async def interrupted(self, command: Command, error: BaseException) -> None:

@@ -104,8 +104,8 @@ async def test_a_flush_tells_of_posted_events_that_were_refused_once(
     await buffer.post([good])
     await buffer.post([event(execution_id, EventType.WARNING, node_name="bad")])
     with pytest.raises(ValueError, match="refused"):
-        await buffer.flush()
-    await buffer.flush()
+        await buffer.flush(execution_id)
+    await buffer.flush(execution_id)
     assert await log.present([good]) == {good.event_id}
 
 

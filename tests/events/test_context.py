@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import MASK, event_context, sanitised, step_summary, truncated
+from noetl_dagster.values import encode_json
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=50),

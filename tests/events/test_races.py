@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from noetl_dagster.errors import RefusedEventError
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.log import EventLog
@@ -111,15 +112,22 @@ async def test_a_refused_event_harms_no_other_of_its_batch(
     outcomes = await asyncio.gather(
         *(buffer.append([one]) for one in [*good[:10], bad, *good[10:]]), return_exceptions=True
     )
-    assert isinstance(outcomes.pop(10), asyncpg.CheckViolationError)
+    assert isinstance(outcomes.pop(10), RefusedEventError)
     assert outcomes == [{one.event_id} for one in good]
     assert await pool.fetchval(COUNT, 1, "command.completed") == 20
 
 
-async def test_posted_events_that_are_refused_are_reported(
-    pool: asyncpg.Pool[Any], ids: Snowflake, event: MakeEvent
+@pytest.mark.parametrize("bad", [{"result": {"rows": 1}}, {"context": {"x": "\0"}}, {"context": {"x": object()}}])
+async def test_a_refused_posted_event_is_reported_to_its_own_execution_only(
+    pool: asyncpg.Pool[Any], ids: Snowflake, event: MakeEvent, bad: dict[str, Any]
 ) -> None:
     buffer = EventBuffer(EventLog(pool, ids))
-    await buffer.post([event(1, EventType.COMMAND_COMPLETED, result={"rows": 1})])
-    with pytest.raises(asyncpg.CheckViolationError):
-        await buffer.flush()
+    await buffer.post([event(1, EventType.COMMAND_COMPLETED, **bad)])
+    third = event(3, EventType.WARNING)
+    others = [buffer.post([event(2, EventType.WARNING)]), buffer.append([third])]
+    later = buffer.append([event(1, EventType.WARNING)])
+    outcomes = await asyncio.gather(*others, later, return_exceptions=True)
+    assert isinstance(outcomes.pop(), RefusedEventError)
+    assert outcomes == [None, {third.event_id}]
+    await buffer.flush(2)
+    assert await pool.fetchval("SELECT count(*) FROM noetl.event WHERE execution_id IN (1, 2, 3)") == 2

@@ -19,12 +19,13 @@ from pydantic import SecretStr
 from noetl_dagster import embedded
 from noetl_dagster.embedded.servers import ServiceName
 from noetl_dagster.embedded.supervisor import read_state
-from noetl_dagster.events.connection import encode_json, open_pool
+from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
+from noetl_dagster.values import encode_json
 from tests.events.transport.conftest import IDS, ended, hold, started
 from tests.service.conftest import Process, Start, start
 from tests.waiting import until

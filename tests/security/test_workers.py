@@ -16,7 +16,6 @@ import pytest
 from pydantic import SecretStr
 
 from noetl_dagster.embedded.servers import program
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport.capacity import WorkerReport
 from noetl_dagster.events.transport.handler import EventHandler
@@ -29,6 +28,7 @@ from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.pool_worker.control import HttpControl
 from noetl_dagster.service.metrics import CurrentMetrics
 from noetl_dagster.settings import Settings
+from noetl_dagster.values import encode_json
 from tests.events.transport.conftest import IDS, ended, hold, started
 from tests.service.conftest import Service, serving
 from tests.waiting import until, until_now

@@ -16,7 +16,7 @@ from noetl_dagster.engine.steps.checks import publish_parts
 from noetl_dagster.engine.steps.regions import TokenQueue, streams_are_over
 from noetl_dagster.engine.steps.watermarks import lost_race
 from noetl_dagster.errors import ExecutionStateError, LostEventsError, NoetlError, WorkloadError
-from noetl_dagster.events.connection import DATABASE_ERRORS, PATIENCE, encode_json
+from noetl_dagster.events.connection import DATABASE_ERRORS, PATIENCE
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import CLOSE_GATE, HAS_SINK_PARTS, RUNNING_CHILDREN, UNENDED
@@ -24,11 +24,11 @@ from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
 from noetl_dagster.events.transport.queries import WITHDRAW_ALL
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import Partition
-from noetl_dagster.playbook.document import MOST_LEVELS, levels_of
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.workload import check_types, unknown_keys
 from noetl_dagster.process.retrying import with_retries
+from noetl_dagster.values import RefusedValueError, admit
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.running import remove_orphans
@@ -62,21 +62,16 @@ class _Cancelled(NamedTuple):
     unended: list[Event]
 
 
-def check_workload(workload: Mapping[str, Any]) -> None:
-    """Checks that the event log can store the values of a workload.
+def admitted_workload(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a workload in its stored form.
 
     Raises:
-        WorkloadError: it is nested too deep, or the event log cannot store a value of it.
+        WorkloadError: a value of it has no such form.
     """
-    if levels_of(workload) > MOST_LEVELS:
-        raise WorkloadError(f"workload: nested deeper than {MOST_LEVELS} levels; flatten it")
-    for name, value in workload.items():
-        try:
-            encode_json(value)
-        except TypeError as error:
-            raise WorkloadError(
-                f"workload.{name}: {error}; the event log stores JSON, with numbers of 64 bits: write it as a text"
-            ) from None
+    try:
+        return dict(admit(workload, "workload"))
+    except RefusedValueError as error:
+        raise WorkloadError(str(error)) from None
 
 
 class Lifecycle:
@@ -107,8 +102,7 @@ class Lifecycle:
 
         Raises:
             PlaybookError: a setting that is a template of the workload comes to something it cannot be.
-            WorkloadError: the workload is nested too deep, a value does not have the type of its default, or the event
-                log cannot store it.
+            WorkloadError: a value of the workload has no stored form, or does not have the type of its default.
         """
         runtime = self._runtime
         new_id = execution_id or runtime.ids.next()
@@ -116,7 +110,7 @@ class Lifecycle:
         effective = {**playbook.workload, **(workload or {})}
         if partition is not None:
             effective |= partition.workload(playbook.dagster.partitions)
-        check_workload(effective)
+        effective = admitted_workload(effective)
         check_types(playbook.workload, workload or {})
         if playbook.settled:
             # in a thread, since its templates may take seconds

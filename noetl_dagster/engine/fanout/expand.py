@@ -75,7 +75,7 @@ class Fanouts:
         total = len(loop_run.items)
         if loop_run.continues and total:
             await self.run_group(execution, step, Group(0, total))
-        await self._runtime.buffer.flush()
+        await self._runtime.buffer.flush(execution.id)
         flat = isinstance(loop_run.items, Partitions)
         return await self._steps.end_loop(visit, await gather(loop_run, flat=flat))
 

@@ -126,7 +126,7 @@ async def work_on_shards(loop_run: LoopRun, items: ItemSource) -> Tally:
     finally:
         if watcher is not None:
             watcher.cancel()
-    await runtime.buffer.flush()
+    await runtime.buffer.flush(loop_run.execution.id)
     return others + Tally(done, failed)
 
 
@@ -150,7 +150,7 @@ async def _run_shard(
         outcome = await runner.run(Call(loop_run, command, is_final=is_final))
         if outcome.failed:
             with pause() if command.attempt >= last else nullcontext():
-                await runtime.buffer.flush()
+                await runtime.buffer.flush(command.execution_id)
                 place = (command.execution_id, command.command_id)
                 record = await runtime.reads.fetchrow(COMMAND_END, *place)
                 if record is not None:  # another process may have completed it

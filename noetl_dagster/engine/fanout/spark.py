@@ -79,7 +79,7 @@ async def run_on_spark(loop_run: LoopRun, group: Group) -> GroupReport:
         ServiceError: Spark does not start.
     """
     started, runtime = perf_counter(), loop_run.runtime
-    await runtime.buffer.flush()
+    await runtime.buffer.flush(loop_run.execution.id)
     for remaining in range(JOBS - 1, -1, -1):
         spark = await asyncio.to_thread(runtime.tool_context.spark_of(loop_run.execution.services))
         try:

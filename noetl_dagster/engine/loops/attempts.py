@@ -24,7 +24,7 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.values import admit, encode
+from noetl_dagster.values import admit, encode_json
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Visit
 from noetl_dagster.worker.pipeline import overridden
@@ -204,7 +204,8 @@ class Attempts:
         if earlier != page:
             raise ToolError(
                 f"retry in step {self.command.step}: the request of page {page} is the same as that of page {earlier} "
-                f"({encode(overrides).decode():.200}), so the pages would never end; look at 'when' and 'next_call'",
+                f"({encode_json(overrides).decode():.200}), so the pages would never end; look at 'when' and "
+                "'next_call'",
                 kind="schema",
             )
 
@@ -243,7 +244,7 @@ def _digest_of_request(task: Task, overrides: dict[str, Any]) -> bytes:
     """Returns the digest of what pages of a task differ in."""
     config, arguments = overridden(task.config, task.input if isinstance(task.input, dict) else {}, overrides)
     parts = [config.get(name) for name in ("url", "params", "headers", "json")]
-    return blake2b(encode(admit([*parts, arguments], "next_call")), digest_size=16).digest()
+    return blake2b(encode_json(admit([*parts, arguments], "next_call")), digest_size=16).digest()
 
 
 def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[tuple[TaskProgram, int, Continuation]]:
@@ -332,12 +333,12 @@ class Pages:
                 self._value.update(part if isinstance(part, Mapping) else {})
             else:
                 table = codec.as_arrow_table(part)
-                rows = part if table is None else table.to_pylist()
+                rows = part if table is None else admit(table.to_pylist(), "a page")
                 rows = rows if isinstance(rows, list) else [rows]
                 self._value = [] if self._value is None else self._value
                 self._value.extend(rows)
                 self.rows += len(rows)
-                self._bytes += len(codec.dump_json(rows))
+                self._bytes += len(encode_json(rows))
                 if self._bytes > PART_BYTES or alone:
                     return await self._flush(command)
             if alone:

@@ -9,7 +9,6 @@ import orjson
 
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.playbook.templates.rendering import render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import DataView, ResultView
@@ -17,6 +16,7 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.storage.manifests import Strategy, in_runs, strategy_of
 from noetl_dagster.storage.store import NewResult, ResultStore
+from noetl_dagster.values import admit, encode_json
 from noetl_dagster.worker.execution import Visit
 from noetl_dagster.worker.program import StepProgram
 
@@ -94,7 +94,7 @@ async def evaluate_collection(runtime: Runtime, program: StepProgram, scope: Sco
     """Returns the items of a loop, in order, or a reference to many items that are stored already.
 
     Raises:
-        ToolError: the value of ``in`` cannot be iterated over.
+        ToolError: the value of ``in`` cannot be iterated over, or an item has no stored form.
         TemplateError: ``in`` cannot be rendered.
     """
     wanted, results = program.collection, runtime.results
@@ -106,7 +106,8 @@ async def evaluate_collection(runtime: Runtime, program: StepProgram, scope: Sco
             if (stored.rows or 0) > runtime.settings.loop_collection_threshold:
                 return stored
             return [item async for item in results.items(stored)]
-    return _as_items(await render_async(wanted, scope, results.get), program.step.name)
+    items = _as_items(await render_async(wanted, scope, results.get), program.step.name)
+    return list(admit(items, f"step {program.step.name}: loop.in"))
 
 
 def _stored_list(value: Any) -> ResultRef | None:

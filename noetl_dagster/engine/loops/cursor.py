@@ -25,7 +25,6 @@ from noetl_dagster.engine.loops.loop import Iterate, IterationChunks, IterationS
 from noetl_dagster.engine.loops.loop_run import LoopRun, begin_loop, issue_events
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, ToolError
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import LOOP_NEXT_INDEX
 from noetl_dagster.events.types import Event, EventType
@@ -35,6 +34,7 @@ from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.running import prepare_statements, run_statements
+from noetl_dagster.values import admit, encode_json
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Visit
 
@@ -133,6 +133,7 @@ class CursorSource(IterationSource):
                 f"step {step}: loop.cursor.claim returned no rows at all; end it with a SELECT or a RETURNING clause",
                 kind="loop",
             )
+        rows = admit(rows, f"step {step}: loop.cursor.claim")
         most = self._frame.max_bytes
         if most is not None and len(encode_json(rows)) > most:
             raise ToolError(
@@ -205,7 +206,7 @@ class _ReleasingSource(CursorSource):
             await self._frames.forget(commands[0].index or 0)
 
     async def _release(self) -> None:
-        await self._runtime.buffer.flush()
+        await self._runtime.buffer.flush(self.loop_run.execution.id)
         await release_frames(self._runtime, self.loop_run.execution.id, self.loop_run.loop_ids)
 
 

@@ -138,8 +138,8 @@ class Frames:
 
     async def forget(self, first_index: int) -> None:
         """Deletes a frame whose rows need no release. The log has their ends before."""
-        await self._runtime.buffer.flush()
         loop_run = self._loop_run
+        await self._runtime.buffer.flush(loop_run.execution.id)
         await self._runtime.pool.execute(FORGET, loop_run.execution.id, loop_run.loop_id, first_index)
 
     @asynccontextmanager

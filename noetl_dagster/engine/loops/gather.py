@@ -9,8 +9,8 @@ from typing import Any
 
 from noetl_dagster.engine.loops.loop_run import LoopRun
 from noetl_dagster.errors import LostEventsError
-from noetl_dagster.events.connection import PATIENCE, encode_json
-from noetl_dagster.events.envelopes import ERROR, OK, Envelope, from_result
+from noetl_dagster.events.connection import PATIENCE
+from noetl_dagster.events.envelopes import ERROR, OK, Envelope, as_json, from_result
 from noetl_dagster.events.queries import LOOP_ENDS
 from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.templates.views import is_envelope
@@ -18,6 +18,7 @@ from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.store import NewResult
+from noetl_dagster.values import encode_json
 
 PAGE = 2_000
 """Iterations read from the log at a time."""
@@ -196,7 +197,7 @@ class _Collector:
         if self._inline is None:
             await self._add_part(envelope)
             return
-        self._inline_bytes += len(encode_json(_as_json(envelope)))
+        self._inline_bytes += len(encode_json(as_json(envelope)))
         self._inline.append(envelope)
         if self._inline_bytes > self._limit:
             waiting, self._inline = self._inline, None
@@ -211,7 +212,7 @@ class _Collector:
             self._parts.append(envelope["ref"])
             return
         is_value = envelope["status"] == OK and "ref" not in envelope
-        self._bundle.append(envelope["data"] if is_value else _as_json(envelope))
+        self._bundle.append(envelope["data"] if is_value else as_json(envelope))
         if len(self._bundle) >= BUNDLE:
             await self._flush_bundle()
 
@@ -249,20 +250,13 @@ class _Collector:
             "failed": self._failed,
         }
         if self._inline is not None:
-            envelope["results"] = [_as_json(item) for item in self._inline]
+            envelope["results"] = [as_json(item) for item in self._inline]
         else:
             await self._flush_bundle()
             strategy = "append" if self._by_item else "concat"
             envelope["ref"] = await self._store.manifest(*self._where, f"loop-{self._loop_id}", self._parts, strategy)
         self._result.envelope = envelope
         return self._result
-
-
-def _as_json(envelope: Envelope) -> Envelope:
-    reference = envelope.get("ref")
-    if isinstance(reference, ResultRef):
-        return envelope | {"ref": reference.model_dump(mode="json", exclude_defaults=True)}
-    return envelope
 
 
 Path = tuple[str, ...]

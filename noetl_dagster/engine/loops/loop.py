@@ -152,7 +152,7 @@ async def run_loop(runtime: Runtime, open_source: OpenSource, visit: Visit) -> L
     finally:
         if chunks is not None:
             await chunks.written()
-    await runtime.buffer.flush()
+    await runtime.buffer.flush(loop_run.execution.id)
     stop, sequences = source.stop_index, program.retries
     return await gather(loop_run, stop=stop, sequences=sequences, counts=source.counts)
 

@@ -11,12 +11,13 @@ import asyncpg
 from pydantic import ValidationError
 
 from noetl_dagster.errors import ExecutionStateError, first_invalid
-from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.base import BatchPause
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.settings import DEFAULT_POOL
+from noetl_dagster.values import encode_json
 from noetl_dagster.worker.context import MOST_AT_ONCE, CommandContext, Grant
 
 MOST_STATES = 64

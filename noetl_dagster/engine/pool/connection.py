@@ -20,7 +20,7 @@ from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.pool.ends import PATIENCE, CommandEnds
 from noetl_dagster.engine.pool.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.events.connection import DATABASE_AWAY, DATABASE_ERRORS, encode_json
+from noetl_dagster.events.connection import DATABASE_AWAY, DATABASE_ERRORS
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.capacity import CapacityListener, announce_commands
 from noetl_dagster.events.transport.ingest import Ingestor
@@ -29,6 +29,7 @@ from noetl_dagster.events.types import EventType
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.settings import EventTransport
+from noetl_dagster.values import encode_json
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES, Outcome
 from noetl_dagster.worker.context import Shared, own_context
 from noetl_dagster.worker.execution import Visit

@@ -118,7 +118,7 @@ async def publish_parts(runtime: Runtime, visit: Visit, *, is_over: bool = True)
     sink = visit.program.sink
     if sink is None or not sink.is_staged:
         return
-    await runtime.buffer.flush()
+    await runtime.buffer.flush(visit.execution.id)
     records = await runtime.reads.fetch(SINK_PARTS, *visit.key)
     places = [PartPlace.model_validate(record["place"]) for record in records]
     await PartSinks(runtime.tool_context).publish_staged(places, part_prefix(*visit.key), is_over=is_over)

@@ -16,7 +16,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import evaluate, publish_parts
 from noetl_dagster.engine.steps.entry import VisitDrivers, reads_of, settings_of
 from noetl_dagster.engine.steps.watermarks import WatermarkClaims, entered_watermark, lost_race, moved_watermark
-from noetl_dagster.errors import AssetNotFoundError, NoetlError, TemplateError, ToolError
+from noetl_dagster.errors import AssetNotFoundError, NoetlError, RefusedEventError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
 from noetl_dagster.events.state import PASSED, CheckOutcome, StepEnd, assign
 from noetl_dagster.events.types import Event, EventType
@@ -35,9 +35,11 @@ from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, seen_error
 from noetl_dagster.process.logs import LogContext
 from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.storage.codec import admitted
+from noetl_dagster.values import legible
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution, Visit
-from noetl_dagster.worker.pipeline import TASK_ERRORS
+from noetl_dagster.worker.pipeline import TASK_ERRORS, defect
 from noetl_dagster.worker.spans import step_ended, step_names
 
 Patches = list[tuple[list[str], Any]]
@@ -128,6 +130,8 @@ class Steps:
                 ending = await self._work(this, resumed=execution.state.epoch > 1 or entry.turn > 1)
             except TASK_ERRORS as error:
                 ending = _Ending(this, error_envelope(error))
+            except Exception as error:
+                ending = _Ending(this, error_envelope(defect(error, "the work", step)))
             return await self._end(ending)
 
     @asynccontextmanager
@@ -253,7 +257,23 @@ class Steps:
         return [(list(path), value) for path, value in written.items()]
 
     async def _end(self, ending: _Ending) -> StepEnd:
-        """Applies ``output`` and ``set``, routes, and writes ``step.exit`` with the arcs that fired."""
+        """Ends a visit. If its end cannot be computed or written, the step fails with that error, and no arc fires."""
+        visit = ending.visit
+        try:
+            return await self._append_end(visit, await self._end_events(ending))
+        except RefusedEventError as error:
+            failure: NoetlError = error
+        except Exception as error:
+            failure = defect(error, "the end", visit.step)
+        await self._know_secrets(visit)
+        ending.fail(failure)
+        event = self._event(visit, EventType.STEP_EXIT, "FAILED")
+        event.meta |= {"fired": [], "unhandled": True}
+        event.result, event.error = to_result(ending.envelope), ending.envelope["error"]["message"]
+        return await self._append_end(visit, [event])
+
+    async def _end_events(self, ending: _Ending) -> list[Event]:
+        """Applies ``output`` and ``set``, routes, and makes the events of the end: checks, and ``step.exit`` last."""
         visit, step, execution = ending.visit, ending.visit.program.step, ending.visit.execution
         watermark: dict[str, Any] | None = None
         try:
@@ -299,7 +319,7 @@ class Steps:
         event.context = {"patches": patches} if patches else None
         event.result = to_result(ending.envelope)
         event.error = ending.envelope["error"]["message"] if ending.failed else None
-        return await self._append_end(visit, [*checks, event])
+        return [*checks, event]
 
     async def _moved(self, ending: _Ending) -> dict[str, Any] | None:
         """Returns the step's new watermark. It stays unchanged if anything was not loaded."""
@@ -334,7 +354,7 @@ class Steps:
         event = self._event(visit, EventType.CHECK_EVALUATED, PASSED if outcome.passed else "FAILED")
         event.meta |= {"check": outcome.name, "severity": outcome.severity, "blocking": outcome.blocking}
         event.error = outcome.why or None
-        event.context = {"facts": SECRETS.redacted(outcome.facts)} if outcome.facts else None
+        event.context = {"facts": legible(SECRETS.redacted(outcome.facts))} if outcome.facts else None
         return event
 
     async def _route(self, ending: _Ending, scope: Scope) -> _Routed:
@@ -384,7 +404,7 @@ class Steps:
         program, fetch = ending.visit.program, self.runtime.results.get
         named = scope.with_locals(ending.names())
         if program.output is not None:
-            shaped = {"status": OK, "data": await render_async(program.output, named, fetch)}
+            shaped = {"status": OK, "data": admitted(await render_async(program.output, named, fetch), "output")}
             command = Command(scope.execution_id, program.step.name)
             ending.envelope = await self.runtime.result_writer.seal(shaped, command, None)
         if program.set:

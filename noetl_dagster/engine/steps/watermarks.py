@@ -124,7 +124,7 @@ async def entered_watermark(
     held = False
     if spec.concurrent is not ConcurrentRuns.ALLOW:
         held = (await claims.claim(visit, place, spec.concurrent)).held
-    await runtime.buffer.flush()
+    await runtime.buffer.flush(execution.id)
     row = await runtime.reads.fetchrow(WATERMARK, *place, execution.id)
     latest = {} if row is None else row["watermark"]
     initial = greatest([rendered["initial"]], step)
@@ -149,7 +149,7 @@ async def moved_watermark(runtime: Runtime, visit: Visit) -> dict[str, Any] | No
     entered = visit.execution.state.watermarks.get((step, visit.number))
     if entered is None:
         return None
-    await runtime.buffer.flush()
+    await runtime.buffer.flush(visit.execution.id)
     rows = await runtime.reads.fetch(REACHED, *visit.key)
     watermark = moved(entered, greatest((row["value"] for row in rows), step), step)
     if watermark is not None and visit.program.sink is None:  # its rows are for later steps

@@ -20,13 +20,14 @@ from nats.aio.msg import Msg
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from noetl_dagster.errors import first_invalid
-from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.nats import NatsClient
 from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.events.transport.wire import Id
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
+from noetl_dagster.values import encode_json
 
 logger = logging.getLogger(__name__)
 

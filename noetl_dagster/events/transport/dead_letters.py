@@ -9,9 +9,10 @@ from typing import NamedTuple
 import asyncpg
 
 from noetl_dagster.errors import EventRefusedError
+from noetl_dagster.events.connection import REFUSED
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.handler import EventHandler
-from noetl_dagster.events.transport.ingest import POISON, read_message
+from noetl_dagster.events.transport.ingest import read_message
 from noetl_dagster.events.transport.nats import NatsNames
 from noetl_dagster.events.transport.wire import EventLimits, RefusedEvent
 from noetl_dagster.events.types import Event
@@ -93,7 +94,7 @@ class DeadLetters:
                 return None  # another process was faster
             try:
                 done = await self._take(events, pool, connection)
-            except (_RefusedError, *POISON) as error:
+            except (_RefusedError, *REFUSED) as error:
                 reason = str(error) if isinstance(error, _RefusedError) else f"{type(error).__name__}: {error}"
                 return await self._keep(letter_id, reason, connection)
             await connection.execute(queries.DELETE_DEAD_LETTER, letter_id)

@@ -12,13 +12,13 @@ from urllib.request import getproxies
 from pydantic import BaseModel, ValidationError
 
 from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError, first_invalid
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.base import Transport, note_refused
 from noetl_dagster.events.transport.wire import CLIENT_HEADER, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.process import tracing
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings
+from noetl_dagster.values import encode_json
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

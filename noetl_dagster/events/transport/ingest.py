@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
-import asyncpg
 import nats.errors
 import orjson
 from nats.aio.msg import Msg
 from pydantic_core import to_json
 
 from noetl_dagster.errors import EventRefusedError
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_AWAY, REFUSED
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.base import BatchPause, note_refused
 from noetl_dagster.events.transport.handler import EventHandler
@@ -51,13 +50,10 @@ TRANSACTION_EVENTS = 2_000
 CONCURRENT_BATCHES = 2
 """Batches in progress at once: while one is being committed the next is fetched and decoded."""
 
-POISON = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
-"""Failures caused by an event itself; after any other failure of the database the ingestor tries again."""
-
 REDELIVERY_SECONDS = (1.0, 5.0, 15.0, 30.0)
 """Pauses before a message that failed is delivered again; after the last one it becomes a dead letter."""
 
-DATABASE_PATIENCE = RetryLimits(DATABASE_AWAY, final=POISON)
+DATABASE_PATIENCE = RetryLimits(DATABASE_AWAY, final=REFUSED)
 
 NO_RESPONDERS = "503"
 AGAIN_SECONDS = 1.0
@@ -395,7 +391,7 @@ class Ingestor:
         events, pools = [entry.event for entry in entries], (entries[0].pool,)
         try:
             taken = await self._patiently(lambda: self._handler.take_events(events, pools), messages)
-        except POISON as error:
+        except REFUSED as error:
             if len(entries) == 1:
                 await self._retry_later(entries[0], f"{type(error).__name__}: {error}")
                 return

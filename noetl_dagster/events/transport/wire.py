@@ -19,11 +19,11 @@ from pydantic import (
 from pydantic_core import from_json, to_json
 
 from noetl_dagster.errors import EventRefusedError, first_invalid
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.base import WORKER_EVENTS
 from noetl_dagster.events.types import COMMAND_ENDS, SHARD_ENDS, Event
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
+from noetl_dagster.values import encode_json
 
 CLIENT_HEADER = "X-NoETL-Client"
 """Header of requests to ``/api``, with the name of the program. Forms and redirects cannot set it."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from noetl_dagster.playbook.templates.views import DataView, LazyMapping, ReferenceCache
 from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.values import admit
 
 ROW_COUNT = "row_count"
 """The number of ``rows`` of a stored mapping, noted beside its reference."""
@@ -50,7 +51,7 @@ def rows_of(value: Any) -> Any:
     if value is None or isinstance(value, list):
         return value or []
     if hasattr(value, "to_pylist"):
-        return value.to_pylist()
+        return admit(value.to_pylist(), "row")
     if isinstance(value, Mapping) and isinstance(value.get("rows"), list):
         return value["rows"]
     if isinstance(value, Mapping) and "status_code" in value and "data" in value:

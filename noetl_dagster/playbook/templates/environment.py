@@ -26,7 +26,7 @@ from jinja2.utils import missing
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.templates.views import DataView, View, plain, unwrapped
 from noetl_dagster.playbook.wording import described, did_you_mean, listed
-from noetl_dagster.values import admit, encode
+from noetl_dagster.values import admit, encode_json
 
 
 def sql_literal(value: Any) -> str:
@@ -59,7 +59,7 @@ def sql_literal(value: Any) -> str:
     if isinstance(value, bytes):
         return f"'\\x{value.hex()}'"
     if isinstance(value, Mapping | list | tuple):
-        return _quoted(json.dumps(value, ensure_ascii=False, default=str))
+        return _quoted(json.dumps(value, ensure_ascii=False, default=admit))
     raise TemplateError(f"sql_literal: a value of type {type(value).__name__} has no SQL form")
 
 
@@ -145,7 +145,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="surrogateescape")
     if isinstance(value, Mapping | list | tuple | bool):
-        return encode(admit(value, "the value")).decode()
+        return encode_json(admit(value, "the value")).decode()
     return value.isoformat() if isinstance(value, dt.date | dt.time) else str(value)
 
 

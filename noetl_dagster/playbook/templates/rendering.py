@@ -35,6 +35,7 @@ from noetl_dagster.playbook.templates.views import (
 )
 from noetl_dagster.playbook.wording import did_you_mean, listed
 from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.values import admit, keys_in_order
 
 Evaluate = Callable[[Mapping[str, Any]], Any]
 Fetch = Callable[[ResultRef], Awaitable[Any]]
@@ -46,6 +47,9 @@ _PATH = re.compile(r"\s*\{\{\s*([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)*\s*\}\}\s*\Z", r
 _WORDS = frozenset({"true", "false", "none", "not", "and", "or", "in", "is", "if", "else"})
 _PARTS = (nodes.Name, nodes.Getattr, nodes.Getitem)
 _RESULT = "__result__"
+ENDS_IN_TOJSON = re.compile(r"\|\s*tojson\s*(\([^()]*\))?\s*-?\}\}\Z")
+"""A template whose text is the JSON of a value."""
+
 _SHOWN_NAMES = 30
 _NOT_PLAIN = (View, LazyMapping, *LAZY_SEQUENCES)
 _NO_NAMES: frozenset[str] = frozenset()
@@ -60,6 +64,7 @@ class Compiled:
         constant: whether it holds no template; then ``render`` ignores its scope.
         names: the root names that its templates use.
         is_expression: whether it is exactly one ``{{ expression }}``, which keeps its type.
+        is_composed: whether it is text around expressions, which gives a text.
         is_fresh: whether ``render`` gives a value that nothing else holds, so that it need not be copied.
         is_strict: whether a boolean test of an unknown name is an error.
         foreign: of a text, braces of other programs in it, which stay as they are.
@@ -68,6 +73,7 @@ class Compiled:
     constant = True
     is_strict = False
     is_expression = False
+    is_composed = False
     is_fresh = False
 
     __slots__ = ("foreign", "names", "source")
@@ -87,9 +93,13 @@ class Compiled:
         """
         return self.source
 
-    def render_over(self, scope: Mapping[str, Any], before: Any) -> Any:
-        """Renders a copy that reuses the unchanged parts of ``before`` (``_grown``)."""
-        return _grown(self.render(scope), before)
+    def render_over(self, scope: Mapping[str, Any], before: Any, place: str) -> Any:
+        """Renders an admitted copy that reuses the unchanged parts of ``before`` (``_grown``).
+
+        Raises:
+            RefusedValueError: the value has no stored form; ``place`` is its name.
+        """
+        return _grown(self.render(scope), before, place)
 
     def evaluate(self, scope: Mapping[str, Any]) -> Any:
         """Renders like ``render``, but views stay views and an unknown name is returned as a false object."""
@@ -116,23 +126,32 @@ class Compiled:
             return True
 
 
-def _grown(value: Any, before: Any) -> Any:
-    """Copies like :func:`plain`, but shares what is in ``before`` already: appending to a list costs what is new.
+def _grown(value: Any, before: Any, place: str) -> Any:
+    """Admits a value, but shares what is in ``before`` already: appending to a list costs what is new.
 
     Args:
-        before: a value without views that does not change any more, such as what ``value`` replaces; it must be
-            held by the caller, for its parts are known by their identity.
+        before: an admitted value that does not change any more, such as what ``value`` replaces; it must be held by
+            the caller, for its parts are known by their identity.
+        place: name of the value.
     """
     if value is before:
         return before
     if type(value) is list and type(before) is list:
         if all(map(is_, value, before)):  # it was appended to
-            return before[: len(value)] + [plain(item) for item in value[len(before) :]]
+            return before[: len(value)] + admit(plain(value[len(before) :]), f"{place}, from [{len(before)}] on:")
         parts_before = {id(item) for item in before}
-        return [item if id(item) in parts_before else plain(item) for item in value]
-    if type(value) is dict and type(before) is dict:
-        return {key: item if type(item) in LEAVES else _grown(item, before.get(key)) for key, item in value.items()}
-    return plain(value)
+        return [
+            item if id(item) in parts_before else admit(plain(item), f"{place}[{index}]")
+            for index, item in enumerate(value)
+        ]
+    if type(value) is dict and type(before) is dict and (keys := keys_in_order(value)) is not None:
+        return {
+            key: before[key]
+            if key in before and value[key] is before[key]
+            else _grown(value[key], before.get(key), f"{place}.{key}")
+            for key in keys
+        }
+    return admit(plain(value), place)
 
 
 class _Template(Compiled):
@@ -229,8 +248,8 @@ class _Expression(_Template):
                 return True
         return False
 
-    def render_over(self, scope: Mapping[str, Any], before: Any) -> Any:
-        return _grown(self._defined(scope), before)
+    def render_over(self, scope: Mapping[str, Any], before: Any, place: str) -> Any:
+        return _grown(self._defined(scope), before, place)
 
     def render(self, scope: Mapping[str, Any]) -> Any:
         value = self._defined(scope)
@@ -263,6 +282,8 @@ class _Expression(_Template):
 
 class _Text(_Template):
     """Text with templates in it."""
+
+    is_composed = True
 
     __slots__ = ()
 

@@ -71,17 +71,19 @@ class CompiledSet:
         return bool(self._entries)
 
     def patches(self, scope: Mapping[str, Any], stored: Stored = lambda scope, path: None) -> list[Patch]:
-        """Renders every value in the same scope: one entry does not see what another writes.
+        """Renders and admits every value in the same scope: one entry does not see what another writes.
 
         Args:
             stored: what stands at a target now; a value that grew from it shares its parts.
 
         Raises:
             TemplateError: a value cannot be rendered.
+            RefusedValueError: a value has no stored form.
             ReferenceNeeded: a stored result has to be fetched first.
         """
         return [
-            Patch(target, path, value.render_over(scope, stored(target, path))) for target, path, value in self._entries
+            Patch(target, path, value.render_over(scope, stored(target, path), ".".join((target, *path))))
+            for target, path, value in self._entries
         ]
 
 

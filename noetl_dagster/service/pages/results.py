@@ -16,7 +16,7 @@ from noetl_dagster.service.pages.rendering import MOST_ROWS, fragment, page_rout
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
 from noetl_dagster.storage import codec
-from noetl_dagster.values import is_table
+from noetl_dagster.values import is_table, legible
 
 router = page_router()
 
@@ -55,7 +55,7 @@ async def _shown(plane: Plane, ref: ResultRef) -> str:
     if whole:
         value = await run_in_threadpool(codec.decode, bytes(data), ref.content_type)
         if is_table(value):
-            value = value.slice(0, MOST_ROWS).to_pylist()
+            value = legible(value.slice(0, MOST_ROWS).to_pylist())
         if not isinstance(value, bytes):
             return fragment("content.html", value=value, text=None, note="")
     elif codec.is_readable(ref.content_type):
@@ -69,7 +69,7 @@ async def _first_rows(plane: Plane, ref: ResultRef) -> str:
     """Renders the first rows of a result of several objects or files."""
     rows: list[Any] = []
     async for batch in plane.engine.runtime.results.batches(ref):
-        rows += batch[:MOST_ROWS] if isinstance(batch, list) else batch.slice(0, MOST_ROWS).to_pylist()
+        rows += batch[:MOST_ROWS] if isinstance(batch, list) else legible(batch.slice(0, MOST_ROWS).to_pylist())
         if len(rows) >= MOST_ROWS:
             break
     return fragment("content.html", value=rows[:MOST_ROWS], text=None, note=f"the first {MOST_ROWS} rows")

@@ -16,10 +16,10 @@ from urllib.parse import quote, quote_plus, urlencode
 import orjson
 
 from noetl_dagster.errors import CredentialError
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.playbook.tool_kinds import DOCUMENTARY
 from noetl_dagster.process.redaction import named_secrets
 from noetl_dagster.tools.access.tokens import TokenRequest
+from noetl_dagster.values import encode_json
 
 Spelling = tuple[str, ...]
 Form = dict[str, Any]

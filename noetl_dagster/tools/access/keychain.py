@@ -12,12 +12,12 @@ from typing import Any
 import orjson
 
 from noetl_dagster.errors import CredentialError
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.playbook.templates.rendering import Fetch, compile_value, render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.process.redaction import named_secrets
 from noetl_dagster.tools.access.credentials import HANDLE_PREFIX, Credentials
 from noetl_dagster.tools.access.tokens import OF_ANY_EXECUTION, TokenRequest
+from noetl_dagster.values import encode_json
 
 SCOPES = {"global": True, "catalog": True, "local": False, "shared": False}
 """Whether an entry of the scope is shared between executions."""

@@ -20,19 +20,18 @@ import orjson
 from noetl_dagster.process.confining import enter
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.python.code import (
-    FAILURES,
     NO_POSITION,
     CodeFailure,
+    FailureOf,
     arrow_table,
     async_chunks_of,
     chunks_of,
     compile_code,
-    failure_of,
     finished,
     run_program,
 )
 from noetl_dagster.tools.python.context import CodeContext
-from noetl_dagster.values import is_table
+from noetl_dagster.values import RefusedValueError, is_table, legible
 
 REQUEST, RESULT, TABLE = "request.json", "result.json", "result.arrow"
 MORE, ENOUGH = b"more\n", b"enough\n"
@@ -84,10 +83,8 @@ def answer(request: dict[str, Any], handover: Handover) -> Any:
         position=request["position"] if request["seeks"] else NO_POSITION,
     )
     if inspect.iscoroutine(value):
-        try:
+        with FailureOf(program):
             value = asyncio.run(value)
-        except FAILURES as error:
-            raise failure_of(error, program) from None
     how = {"chunk_bytes": request["chunk_bytes"], "seeks": request["seeks"]}
     if inspect.isgenerator(value):
         with closing(chunks_of(value, program, **how)) as chunks:
@@ -119,7 +116,9 @@ def main(folder: Path) -> None:
             return _write(value, folder / TABLE)
         reply: dict[str, Any] = {} if value is STREAMED else {"value": value}
     except CodeFailure as failure:
-        reply = {"failure": vars(failure)}
+        reply = {"failure": legible(vars(failure))}
+    except RefusedValueError as refused:
+        reply = {"refused": str(refused)}
     handover.taken()  # chunks before a failure are kept
     (folder / RESULT).write_bytes(orjson.dumps(reply))
     return None

@@ -6,6 +6,7 @@ Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
 from __future__ import annotations
 
 import ast
+import asyncio
 import builtins
 import dis
 import inspect
@@ -28,9 +29,10 @@ from noetl_dagster.playbook.code import (
     yields_in,
 )
 from noetl_dagster.playbook.templates.views import plain
+from noetl_dagster.process.interrupts import Interrupted
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.python.libs import import_libs
-from noetl_dagster.values import admit, is_table
+from noetl_dagster.values import RefusedValueError, admit, is_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,9 +50,6 @@ POSITION = "position"
 _READING, _SETTING = frozenset({"LOAD_NAME", "LOAD_GLOBAL"}), frozenset({"STORE_NAME", "STORE_GLOBAL"})
 NO_VALUES: Mapping[str, Any] = {}
 NO_POSITION = object()
-
-FAILURES = (Exception, SystemExit, KeyboardInterrupt)
-"""Exceptions of code that fail a step; not the interrupt of abandoned code."""
 
 EXIT_REMEDY = "code ends with 'result = ...' or a return from main, and fails with any other exception"
 
@@ -193,13 +192,13 @@ def run_program(
     Raises:
         CodeFailure: the code raised.
     """
-    values = {name: plain(parse_literal(value)) for name, value in input.items()}
+    values = {name: plain(value) for name, value in input.items()}
     names: dict[str, Any] = {"__name__": "__playbook__", "print": printer, "input_data": values, **values}
     passed = {name for name in values if name in ("main", "result")}
     if position is not NO_POSITION:
         names[POSITION] = position
         scope = ChainMap({POSITION: position}, cast(MutableMapping[str, Any], scope))
-    try:
+    with FailureOf(program):
         for name in program.asks:
             if name not in names and (name == "context" or name in scope):
                 names[name] = context() if name == "context" else scope[name]
@@ -211,21 +210,20 @@ def run_program(
         main = names.get("main")
         if callable(main) and "main" not in passed:
             return call_main(main, values, scope, context)
-    except FAILURES as error:
-        raise failure_of(error, program) from None
     if "result" in names and ("result" not in passed or names["result"] is not values["result"]):
         return names["result"]
     return {"status": "ok", "note": NOTE}
 
 
 def finished(value: Any, program: Program) -> Any:
-    """Returns a result in a form for the store: a table unchanged, everything else as JSON values."""
-    if is_table(value):
-        return value
-    try:
-        return admit(value)
-    except Exception as error:
-        raise failure_of(error, program) from None
+    """Returns a result in its stored form: a frame as an Arrow table, everything else as JSON values.
+
+    Raises:
+        RefusedValueError: it has no such form.
+        CodeFailure: a lazy part of it raised.
+    """
+    with FailureOf(program):
+        return arrow_table(value) if is_table(value) else admit(value)
 
 
 def call_main(
@@ -295,21 +293,35 @@ def _main_of(source: str) -> tuple[frozenset[str], bool]:
     return frozenset(), False
 
 
-def parse_literal(value: Any) -> Any:
-    """Returns text that is a JSON or Python literal of a list or mapping parsed; everything else unchanged."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
-        return value
-    import orjson
+class FailureOf:
+    """A block in which playbook code runs: whatever it raises becomes a ``CodeFailure``.
 
-    try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
+    Only errors about the code's values pass, and what ends the call from outside: the interrupt of abandoned code, and
+    the cancellation of its task. Code that raises ``CancelledError`` or ``GeneratorExit`` itself fails.
+    """
+
+    __slots__ = ("_program",)
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def __enter__(self) -> None:
         pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, Interrupted | RefusedValueError):
+            return
+        if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+            return
+        raise failure_of(error, self._program) from None
+
+
+def _is_being_cancelled() -> bool:
     try:
-        parsed = ast.literal_eval(value.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return value
-    return parsed if isinstance(parsed, list | dict) else value
+        task = asyncio.current_task()
+    except RuntimeError:  # in a thread
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def failure_of(error: BaseException, program: Program) -> CodeFailure:
@@ -336,13 +348,14 @@ def chunks_of(
     Raises:
         CodeFailure: the generator raised, or yielded a value that is no pair or has no JSON form.
     """
-    gathering = Gathering(chunk_bytes)
-    try:
-        with closing(values):
-            for value in values:
-                yield from gathering.add(*_rows_and_position(value, seeks=seeks))
-    except FAILURES as error:
-        raise failure_of(error, program) from None
+    gathering, ended = Gathering(chunk_bytes), object()
+    with closing(values):
+        while True:
+            with FailureOf(program):
+                if (value := next(values, ended)) is ended:
+                    break
+                taken = list(gathering.add(*_rows_and_position(value, seeks=seeks)))
+            yield from taken
     if (rest := gathering.rest()) is not None:
         yield rest
 
@@ -351,14 +364,15 @@ async def async_chunks_of(
     values: AsyncGenerator[Any, Any], program: Program, chunk_bytes: int, *, seeks: bool
 ) -> AsyncGenerator[Gathered, None]:
     """Yields the chunks of an async generator, as :func:`chunks_of` does."""
-    gathering = Gathering(chunk_bytes)
-    try:
-        async with aclosing(values):
-            async for value in values:
-                for chunk in gathering.add(*_rows_and_position(value, seeks=seeks)):
-                    yield chunk
-    except FAILURES as error:
-        raise failure_of(error, program) from None
+    gathering, ended = Gathering(chunk_bytes), object()
+    async with aclosing(values):
+        while True:
+            with FailureOf(program):
+                if (value := await anext(values, ended)) is ended:
+                    break
+                taken = list(gathering.add(*_rows_and_position(value, seeks=seeks)))
+            for chunk in taken:
+                yield chunk
     if (rest := gathering.rest()) is not None:
         yield rest
 
@@ -377,10 +391,6 @@ def _rows_and_position(value: Any, *, seeks: bool) -> tuple[list[Any] | pa.Table
 
 def arrow_table(value: Any) -> pa.Table:
     """Returns a pandas or polars frame or an Arrow table or batch as an Arrow table."""
-    import pyarrow as pa
+    from noetl_dagster.storage.codec import as_arrow_table
 
-    if hasattr(value, "to_arrow"):
-        return value.to_arrow()  # polars
-    if isinstance(value, pa.RecordBatch):
-        return pa.Table.from_batches([value])
-    return value if isinstance(value, pa.Table) else pa.Table.from_pandas(value, preserve_index=False)
+    return as_arrow_table(value, "result")

@@ -66,7 +66,7 @@ async def run_in_process(
         if isinstance(failure, Exception):
             raise failure
         value = _answer(folder, finished)
-        return await chunks.result() if value is STREAMED else ToolResult(data=value)
+        return await chunks.result() if value is STREAMED else ToolResult(data=value, admitted=True)
 
 
 class _ChildFolder:
@@ -145,6 +145,8 @@ def _answer(folder: _ChildFolder, finished: ProcessRun) -> Any:
     if (answer := folder.take(RESULT)) is not None:
         if "failure" in answer:
             raise CodeFailure(**answer["failure"])
+        if "refused" in answer:
+            raise RefusedValueError(*answer["refused"].split(" ", 1))
         return answer.get("value", STREAMED)
     stderr, code = SECRETS.redact(str(finished.stderr).strip())[-500:], finished.exit_code
     if "MemoryError" in stderr or "bad_alloc" in stderr:

@@ -151,8 +151,8 @@ class CodeThreads:
         value, failure, written_off = _call(job)
         if written_off:
             return False
-        if isinstance(failure, SystemExit | KeyboardInterrupt):
-            failure = RuntimeError(f"the code called {type(failure).__name__}: {failure}")
+        if failure is not None and not isinstance(failure, Exception):  # a future would take it for its own end
+            failure = RuntimeError(f"the code raised {type(failure).__name__}: {failure}")
         job.mailbox.put(job.future, value, failure)
         return True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
-import re
 import threading
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
@@ -18,7 +17,7 @@ import orjson
 
 from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
-from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.templates.rendering import ENDS_IN_TOJSON, compile_value, render_async
 from noetl_dagster.settings import PythonIsolation
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, time_limit
 from noetl_dagster.tools.chunks.gather import Gathered
@@ -26,25 +25,22 @@ from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.commands.processes import confinement
 from noetl_dagster.tools.files import load_script
 from noetl_dagster.tools.python.code import (
-    FAILURES,
     NO_POSITION,
     NO_VALUES,
     POSITION,
     CodeFailure,
+    FailureOf,
     Printed,
     Program,
     async_chunks_of,
     chunks_of,
     compile_code,
-    failure_of,
     finished,
     run_program,
 )
 from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.values import RefusedValueError, admit
-
-_ENDS_IN_TOJSON = re.compile(r"\|\s*tojson\s*(\([^()]*\))?\s*-?\}\}\Z")
 
 
 class PythonTool(Tool):
@@ -111,7 +107,7 @@ class PythonTool(Tool):
         if inspect.isasyncgen(value):
             await self._coroutines.run(run.take_async(value))
             value = run
-        return await run.chunks.result() if value is run else ToolResult(data=value)
+        return await run.chunks.result() if value is run else ToolResult(data=value, admitted=True)
 
     async def _in_subprocess(self, source: str, run: _PythonRun) -> ToolResult:
         from noetl_dagster.tools.python.process import bytes_of, portable, run_in_process
@@ -184,10 +180,8 @@ class _PythonRun:
 
     async def awaited(self, coroutine: Any) -> Any:
         """Returns the value of an async ``main`` in a form for the store; generators unchanged."""
-        try:
+        with FailureOf(self.program):
             value = await coroutine
-        except FAILURES as error:
-            raise failure_of(error, self.program) from None
         is_yielding = inspect.isgenerator(value) or inspect.isasyncgen(value)
         return value if is_yielding else finished(value, self.program)
 
@@ -200,7 +194,7 @@ class _PythonRun:
                     if not self._is_stored():
                         return
                     self._store(chunk)
-            except CodeFailure:
+            except (CodeFailure, RefusedValueError):
                 self._is_stored()  # earlier chunks are kept
                 raise
         self._is_stored()
@@ -249,7 +243,7 @@ async def rendered_templates(program: Program, source: str, call: ToolCall, cont
         place = code_place(call.task, source, template.line)
         try:
             value = await render_async(compile_value(template.source), call.scope, context.results.get)
-            if _ENDS_IN_TOJSON.search(template.source):
+            if ENDS_IN_TOJSON.search(template.source):
                 value = orjson.loads(value)
             values[template.name] = admit(value, template.source)
         except TemplateError as error:

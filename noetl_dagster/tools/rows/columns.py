@@ -19,9 +19,8 @@ import asyncpg
 from asyncpg.pgproto import pgproto
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.connection import encode_json
 from noetl_dagster.storage.exact_json import Numbers, loads_exact
-from noetl_dagster.values import RefusedValueError, admit
+from noetl_dagster.values import RefusedValueError, admit, encode_json
 
 Convert = Callable[[Any], Any]
 
