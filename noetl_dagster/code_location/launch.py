@@ -107,7 +107,7 @@ def launch(
     """
     workload = admitted_workload(workload or {})
     plan, job = prepare(playbook, noetl) if isinstance(playbook, Playbook) else playbook
-    check_types(plan.playbook.workload, workload or {})
+    check_types(plan.playbook.workload, workload)
     before = latest_run(instance, execution_id, plan.playbook.name) if resumed else None
     if before is not None:
         report_lost_run(instance, before)
@@ -118,7 +118,7 @@ def launch(
         try:
             partition = stored_partition(noetl.run(noetl.engine().runtime.load(execution_id)).state.partition)
         except ExecutionNotFoundError:
-            partition = plan.partitions.choose(workload or {}, partition_key)
+            partition = plan.partitions.choose(workload, partition_key)
     if partition is not None:
         plan.partitions.register(partition, instance)
     set_limits(instance, plan.playbook.dagster.pools)
