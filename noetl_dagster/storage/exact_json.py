@@ -79,10 +79,11 @@ class _NumberReader:
         self.inexact: list[str] = []
 
     def integer(self, literal: str) -> Any:
-        """Returns an integer of 64 bits, else the literal."""
+        """Returns an integer of 64 bits, the double that has the literal's digits, else the literal."""
         if len(literal) < len(str(INTEGER_BOUND)) or -INTEGER_BOUND <= int(literal) < 2 * INTEGER_BOUND:
             return int(literal)
-        return self.note(literal)
+        near = float(literal)  # jsonb writes 1e20 with all its zeros
+        return near if Decimal(repr(near)) == int(literal) else self.note(literal)
 
     def decimal(self, literal: str) -> Any:
         """Returns the double that has the literal's digits, else the literal.

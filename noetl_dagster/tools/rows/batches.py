@@ -30,12 +30,19 @@ def rows_of(value: Any) -> list[Mapping[str, Any]]:
         for name in ("rows", "data", "items"):
             inner = value.get(name)
             if isinstance(inner, list) and all(isinstance(item, Mapping) for item in inner):
-                return inner
+                return _in_order(inner, value.get("columns")) if name == "rows" else inner
         return [value]
     if isinstance(value, list | tuple):
         # the exact type first: a check of an abstract class takes as long as the rest
         return [item if type(item) is dict or isinstance(item, Mapping) else {"value": item} for item in value]
     return [] if value is None else [{"value": value}]
+
+
+def _in_order(rows: list[Mapping[str, Any]], columns: Any) -> list[Mapping[str, Any]]:
+    """Returns rows of SQL with their columns in the order of the statement, which stored mappings do not keep."""
+    if not rows or not isinstance(columns, list) or list(rows[0]) == columns or rows[0].keys() != set(columns):
+        return rows
+    return [{name: row[name] for name in columns} if row.keys() == rows[0].keys() else row for row in rows]
 
 
 ROWS_AT_ONCE = 1_000  # of a batch at least, except the last one

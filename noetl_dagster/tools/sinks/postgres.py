@@ -6,9 +6,11 @@ completion are written in one transaction.
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +28,8 @@ from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
+from noetl_dagster.tools.rows.columns import converted
+from noetl_dagster.tools.rows.values import bytes_of, parameter
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, POSTGRES_ERRORS, postgres_error
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent
@@ -59,6 +63,8 @@ INSERT_WITH_EVENTS = """
 WITH new AS ({events}), written AS ({rows} WHERE EXISTS (SELECT FROM new WHERE event_id = $2){conflict})
 SELECT event_id FROM new
 """
+
+_OFFSET = re.compile(r"\d\d:\d\d\S* ?(Z|[+-]\d\d(:?\d\d)?)$")
 
 Complete = Callable[[asyncpg.Connection], Awaitable[Any]]
 
@@ -272,7 +278,21 @@ async def _write_at_once(
 def _rows_for(table: SqlTable, rows: Sequence[Mapping[str, Any]], identity: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns rows as they fit a table, with the columns that name the iteration."""
     own = {name: item for name, item in identity.items() if name in table.columns}
-    return [{**own, **_fitting(row, table.columns)} for row in rows]
+    fitting = [{**own, **_fitting(row, table.columns)} for row in rows]
+    for name, kind in table.columns.items():
+        if kind in ("bytea", "date", "timestamp"):
+            values = converted(name, [row.get(name) for row in fitting], partial(_as_parameter, kind))
+            for row, value in zip(fitting, values, strict=True):
+                if name in row:
+                    row[name] = value
+    return fitting
+
+
+def _as_parameter(kind: str, value: Any) -> Any:
+    """Returns text of bytes, or of a time with an offset, with its meaning as a parameter."""
+    if kind == "bytea":
+        return f"\\x{bytes_of(value).hex()}" if isinstance(value, str) else value
+    return str(parameter(value, kind)) if isinstance(value, str) and _OFFSET.search(value) else value
 
 
 def _last_of_each(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:

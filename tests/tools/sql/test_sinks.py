@@ -66,6 +66,28 @@ async def test_unknown_columns_and_missing_keys_are_errors(table: asyncpg.Pool) 
             await write_result(connection, Sink(table="missing"), [{"id": 1}], {})
 
 
+async def test_text_has_the_meaning_that_it_has_as_a_parameter(table: asyncpg.Pool) -> None:
+    moment = "2026-01-02T23:00:00-05:00"
+    async with table.acquire() as connection:
+        await connection.execute("create table typed (id int, b bytea, t timestamp, d date)")
+        row = {"id": 1, "b": "YWI=", "t": moment, "d": moment}
+        await write_result(
+            connection, Sink(table="typed"), [row, {"id": 2, "t": "2026-01-02 23:00", "d": "0044-03-15 BC"}], {}
+        )
+        found = await connection.fetch("select b, t::text, d::text from typed order by id")
+        assert [tuple(each) for each in found] == [
+            (b"ab", "2026-01-03 04:00:00", "2026-01-03"),
+            (None, "2026-01-02 23:00:00", "0044-03-15 BC"),
+        ]
+        with pytest.raises(ToolError, match="row 2, column b: bytes are base64 text"):
+            await write_result(connection, Sink(table="typed"), [row, {**row, "b": "?"}], {})
+
+
+def test_rows_have_the_order_of_their_columns() -> None:
+    result = {"rows": [{"a": 1, "zz": 2}, {"a": 3, "zz": 4}], "columns": ["zz", "a"], "row_count": 2}
+    assert [list(row.items()) for row in rows_of(result)] == [[("zz", 2), ("a", 1)], [("zz", 4), ("a", 3)]]
+
+
 async def columns_of(table: asyncpg.Pool, name: str) -> dict[str, str]:
     query = "select column_name, udt_name from information_schema.columns where table_name = $1"
     return dict(await table.fetch(query, name))
