@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import orjson
 from pydantic import BaseModel
 
 from noetl_dagster.engine.pool.claims import Claims
@@ -65,7 +66,8 @@ class DirectControl:
         """
         claims = Claims(self.log.pool, self.lease_seconds)
         claim = partial(claims.claim, worker_id, event_ids, limits, self.pool)
-        return Batch.model_validate_json(claims.answer(await with_retries(claim, _PATIENCE)))
+        # jsonb writes large floats with all their zeros, which pydantic would take for integers
+        return Batch.model_validate(orjson.loads(claims.answer(await with_retries(claim, _PATIENCE))))
 
     async def release(self, worker_id: str, event_ids: Sequence[int]) -> None:
         """Releases claims that were not begun, and announces the commands to all."""

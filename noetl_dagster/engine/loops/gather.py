@@ -17,6 +17,7 @@ from noetl_dagster.playbook.templates.views import is_envelope
 from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.store import NewResult
 from noetl_dagster.values import encode_json
 
@@ -163,6 +164,7 @@ class _Collector:
         self._inline_bytes = 0
         self._bundle: list[Any] = []
         self._parts: list[ResultRef] = []
+        self._bundles: list[ResultRef] = []  # parts of several items, before the first that is one item
         self._by_item = False
         self._failed = 0
         self._done = 0
@@ -208,7 +210,8 @@ class _Collector:
     async def _add_part(self, envelope: Envelope) -> None:
         if "ref" in envelope and not self._flat:
             await self._flush_bundle()
-            self._by_item = True
+            if not self._by_item:
+                self._by_item, self._bundles, self._parts = True, self._parts, []
             self._parts.append(envelope["ref"])
             return
         is_value = envelope["status"] == OK and "ref" not in envelope
@@ -253,8 +256,11 @@ class _Collector:
             envelope["results"] = [as_json(item) for item in self._inline]
         else:
             await self._flush_bundle()
-            strategy = "append" if self._by_item else "concat"
-            envelope["ref"] = await self._store.manifest(*self._where, f"loop-{self._loop_id}", self._parts, strategy)
+            name, strategy = f"loop-{self._loop_id}", Strategy.APPEND if self._by_item else Strategy.CONCAT
+            if self._bundles:
+                items = await self._store.manifest(*self._where, f"{name}-items", self._parts, strategy)
+                self._parts, strategy = [*self._bundles, items], Strategy.CONCAT
+            envelope["ref"] = await self._store.manifest(*self._where, name, self._parts, strategy)
         self._result.envelope = envelope
         return self._result
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.request import getproxies
 
+import orjson
 from pydantic import BaseModel, ValidationError
 
 from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError, first_invalid
@@ -62,11 +63,12 @@ class ApiResponse:
             TransportError: the API refuses the request.
             AnswerError: the body has another form, for example that of a proxy's page.
         """
-        try:
-            return model.model_validate_json(self.checked().content)
-        except ValidationError as error:
+        try:  # orjson, since jsonb writes large floats with all their zeros, which pydantic would take for integers
+            return model.model_validate(orjson.loads(self.checked().content))
+        except (ValidationError, orjson.JSONDecodeError) as error:
+            invalid = first_invalid(error) if isinstance(error, ValidationError) else str(error)
             raise AnswerError(
-                f"{self.url}: {self.status} with an unexpected answer: {first_invalid(error)[:300]}; NOETL_SERVER_URL "
+                f"{self.url}: {self.status} with an unexpected answer: {invalid[:300]}; NOETL_SERVER_URL "
                 "must lead to 'noetl-dagster serve' of this version"
             ) from None
 

@@ -1,0 +1,150 @@
+"""Drawn values cross what they cross in executions, and are held against the rows of ``docs/reference/values.md``."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.results import value_of
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.settings import Settings
+from noetl_dagster.values import RefusedValueError, admit, encode_json
+from tests.conftest import PROJECT
+from tests.playbooks import playbook
+from tests.pool import working
+from tests.values.kinds import KINDS, REFUSED, drawn
+
+CASES = max(2_000, int(os.environ.get("FUZZ_EXAMPLES", "0")))
+AT_ONCE = 20
+"""Values in one result; of every third item, so that results are on both sides of the inline limit, fewer."""
+
+SEED = 20_261_129
+PAGE = PROJECT / "docs" / "reference" / "values.md"
+
+FLOW = """
+workload: {{seed: {seed}, items: {items}, marker: "{marker}"}}
+workflow:
+  - step: make
+    spec: {{dispatch: {dispatch}}}
+    loop: {{in: "{{{{ range(items) | list }}}}", iterator: n, mode: parallel}}
+    tool:
+      kind: python
+      input: {{seed: "{{{{ seed }}}}", n: "{{{{ n }}}}"}}
+      code: |
+        from tests.values.test_crossings import numbers
+        from tests.values.kinds import drawn
+        result = [drawn(seed, number).value for number in numbers(n)]
+    next: [{{step: see}}]
+  - step: see
+    spec: {{dispatch: {dispatch}}}
+    loop: {{in: "{{{{ make.results }}}}", iterator: values, mode: parallel}}
+    tool:
+      kind: python
+      input: {{marker: "{{{{ marker }}}}", index: "{{{{ loop.index }}}}", values: "{{{{ values }}}}"}}
+      code: |
+        import pathlib
+        if index == 1 and not pathlib.Path(marker).exists():
+            pathlib.Path(marker).touch()
+            raise ValueError("once")
+        result = [values, repr(values)]
+    set: {{ctx.all: "{{{{ make.results }}}}"}}
+    next: [{{step: child}}]
+  - step: child
+    tool: {{kind: playbook, path: tests/values/child, input: {{all: "{{{{ ctx.all }}}}"}}}}
+    next: [{{step: apart}}]
+  - step: apart
+    tool:
+      kind: python
+      isolation: subprocess
+      input: {{all: "{{{{ child }}}}"}}
+      code: |
+        def main(all):
+            return {{"values": all, "text": repr(all)}}
+    output: {{values: "{{{{ output.values }}}}", text: "{{{{ output.text }}}}"}}
+"""
+
+
+def numbers(item: int) -> range:
+    """The numbers of the values in an item."""
+    return range(item * AT_ONCE, item * AT_ONCE + (AT_ONCE if item % 3 else 2))
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"playbooks_path": Path(__file__).parent, "inline_result_bytes": 1_000})
+
+
+def test_every_value_has_the_form_of_its_row() -> None:
+    for number in range(CASES):
+        value, form = drawn(SEED, number)
+        stored = admit(value)
+        assert stored == form, number
+        assert repr(orjson.loads(encode_json(stored))) == repr(stored), number
+        assert repr(admit(stored)) == repr(stored), number
+    for number in range(CASES // 10):
+        with pytest.raises(RefusedValueError, match="result"):
+            admit(drawn(SEED, number, refused=True).value)
+
+
+@pytest.mark.parametrize(("dispatch", "share"), [("inline", 1), ("workers", 4)])
+async def test_values_arrive_as_they_left(
+    engine: Engine, settings: Settings, tmp_path: Path, dispatch: str, share: int
+) -> None:
+    """In loops, from ``set`` and ``output``, after a resumption, from a child, from a subprocess, on a worker."""
+    items = CASES // share // AT_ONCE
+    text = FLOW.format(seed=SEED, items=items, marker=tmp_path / "failed", dispatch=dispatch)
+    async with working(settings, "worker"):
+        state = await engine.run(playbook(text))
+        assert state.status is ExecutionStatus.FAILED
+        assert "once" in (state.error or "")
+        state = await engine.resume(state.execution_id)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    expected = [admit([drawn(SEED, number).form for number in numbers(n)]) for n in range(items)]
+    assert [item[1] for item in await results_of(engine, state, "see")] == [repr(values) for values in expected]
+    for name, values in (
+        ("make", await results_of(engine, state, "make")),
+        ("see", [item[0] for item in await results_of(engine, state, "see")]),
+        ("ctx", state.ctx["all"]),
+        ("child", await value_of(engine.runtime, state.latest["child"].envelope)),
+    ):
+        assert repr(values) == repr(expected), name
+    assert await value_of(engine.runtime, state.latest["apart"].envelope) == {
+        "text": repr(expected),
+        "values": expected,
+    }
+
+
+async def results_of(engine: Engine, state: ExecutionState, step: str) -> list[Any]:
+    """The values of a loop's items, from the log and the store."""
+    value = await value_of(engine.runtime, state.latest[step].envelope)
+    return [item.get("data", item) if isinstance(item, dict) else item for item in value]
+
+
+def rows_of(heading: str) -> list[list[str]]:
+    """The cells of the table below a heading, without its first line."""
+    section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\|.*\|$", section, re.M)]
+    return rows[2:]
+
+
+def test_the_table_has_a_row_for_every_kind_of_value_and_says_what_becomes_of_it() -> None:
+    rows = {name: form for name, form, *_ in rows_of("Kinds of values")}
+    assert list(rows) == list(KINDS)
+    for name, draw in KINDS.items():
+        form = draw(random.Random(1)).form
+        assert rows[name].startswith("refused") == (form is REFUSED), name
+
+
+def test_the_table_has_a_row_for_every_tool_and_no_empty_cell() -> None:
+    rows = rows_of("What tools do with values")
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert named >= set(TOOL_KINDS), set(TOOL_KINDS) - named
+    assert all(all(row) and len(row) == len(rows[0]) for row in rows)
