@@ -131,6 +131,16 @@ async def test_decisions_are_recorded(run: Run, engine: Engine, text: str, expec
     assert await decisions(engine, state.execution_id) == expected
 
 
+async def test_undefined_names_of_rules_are_recorded(run: Run, engine: Engine) -> None:
+    state = await run(
+        one_step(with_rules("kind: noop, result: {ready: 1}", 'when: "{{ output.redy }}", then: {do: fail}', ELSE))
+    )
+    await engine.runtime.buffer.flush()
+    [end] = [event async for event in engine.runtime.log.events(state.execution_id) if event.event_type in ENDS]
+    [reason] = end.meta["tasks"][0]["undefined"]
+    assert "'redy' is undefined: the result has the keys ready; did you mean 'ready'?" in reason
+
+
 async def test_reasons_are_short_and_have_no_secret(run: Run, engine: Engine) -> None:
     secret = "nightingale-4711"
     SECRETS.hide(secret)
