@@ -95,7 +95,7 @@ async def test_the_component_in_a_new_project(tool: Tool, tmp_path: Path, pool: 
     assert assets["lake/squares/total"]["owners"] == [{"team": "data"}]
     assert assets["lake/squares/square"]["group_name"] == "g_squares"
     assert assets["lake/squares/square"]["tags"] == [{"key": "tools", "value": "python"}]
-    assert assets["lake/squares/square"]["source"].endswith("clinic/playbooks/squares.yaml:20")
+    assert assets["lake/squares/square"]["source"].endswith("clinic/playbooks/squares.yaml:22")
     assert assets["lake/report/count"]["dependency_keys"] == ["lake/squares/total"]
 
     tool("dg", "launch", "--job", "squares")

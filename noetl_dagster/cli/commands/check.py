@@ -156,10 +156,11 @@ def check(
 
 def _missing(playbook: Playbook, file: Path) -> Iterator[Problem]:
     """Yields warnings about child playbooks that no folder has, and credentials that are in no file."""
-    from noetl_dagster.tools.access.credentials import credential_names
+    settings, credentials = get_settings(), None
+    if settings.credentials_file is not None:
+        from noetl_dagster.tools.access.credentials import credential_names
 
-    settings = get_settings()
-    credentials = credential_names(settings) if settings.credentials_file is not None else None
+        credentials = credential_names(settings)
     for task in (*(task for step in playbook.steps for task in step.tasks), *playbook.workbook.values()):
         path, place = str(task.config.get("path")), task.place or Place(str(file), 1)
         is_open = is_template(path) or names_version(path) or "version" in task.config

@@ -195,18 +195,17 @@ class OptionalPartError(UndefinedError):
 
 
 class UnknownName(Undefined):
-    """False in boolean tests, replaced by ``default``, chainable; an error wherever its value is needed."""
+    """False in boolean tests, replaced by ``default``, chainable; an error wherever its value is needed.
 
-    __slots__ = ()
+    Attributes:
+        is_optional: whether it is one of the ``OPTIONAL_PARTS``, or a key of null.
+    """
+
+    __slots__ = ("is_optional",)
 
     def __init__(self, hint: str | None = None, obj: Any = missing, name: Any = None) -> None:
-        is_optional = obj is None or name in OPTIONAL_PARTS
-        super().__init__(hint, obj, name, OptionalPartError if is_optional else UndefinedError)
-
-    @property
-    def is_optional(self) -> bool:
-        """Reports whether it is one of the ``OPTIONAL_PARTS``, or a key of null."""
-        return self._undefined_exception is OptionalPartError
+        self.is_optional = obj is None or name in OPTIONAL_PARTS
+        super().__init__(hint, obj, name, OptionalPartError if self.is_optional else UndefinedError)
 
     def __getattr__(self, name: str) -> Any:
         if name[:2] == "__":

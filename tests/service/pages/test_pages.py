@@ -31,7 +31,8 @@ workflow:
     tool: {kind: python, code: "result = [{'id': n, 'name': 'patient'} for n in range(12)]"}
     next: [each]
   - step: each
-    loop: {in: "{{ start }}", iterator: patient, mode: fanout, spec: {max_shard_retries: 0}}
+    loop: {in: "{{ start }}", iterator: patient, mode: fanout}
+    spec: {fanout: {max_shard_retries: 0}}
     tool:
       - name: fetch
         kind: python
@@ -92,7 +93,7 @@ async def test_every_page_of_an_execution(service: Service) -> None:
     assert "patient 5 has no record" in shown
     assert "11 of 12" in shown
     assert re.findall(r'class="marked"><span class="at">(\d+)</span><code>([^<]+)', shown) == [
-        ("13", "      - name: fetch")
+        ("14", "      - name: fetch")
     ]
     assert "1 failed" in shown
     assert 'data-dialog="resume"' in shown
@@ -179,7 +180,8 @@ async def test_texts_of_playbooks_and_results_are_no_markup(service: Service) ->
         tool: {kind: python, input: {words: "{{ words }}"}, code: "result = [{w: w} for w in words]"}
         next: [each]
       - step: each
-        loop: {in: "{{ words }}", iterator: word, mode: fanout, spec: {max_shard_retries: 0}}
+        loop: {in: "{{ words }}", iterator: word, mode: fanout}
+        spec: {fanout: {max_shard_retries: 0}}
         tool: {kind: python, input: {word: "{{ iter.word }}"}, code: "raise ValueError(word)"}
     """.replace("<b>start", "start")
     failed = await engine.run(playbook(step, "hostile"), {"words": words})
