@@ -76,6 +76,7 @@ class ResponseBody:
         self._begun: list[bytes] = []
         self._size = 0
         self._following = body_blocks(response)
+        self._is_plain = "Content-Encoding" not in response.headers
 
     async def beginning(self, most: int) -> bytes:
         """Returns the whole body, or at least ``most`` bytes of a longer one."""
@@ -86,6 +87,7 @@ class ResponseBody:
             else:
                 self._begun.append(block)
                 self._size += len(block)
+                self.has_ended = self._size <= most and self._is_plain and self.response.content.at_eof()
         if len(self._begun) > 1:
             self._begun = [b"".join(self._begun)]
         return self._begun[0] if self._begun else b""
@@ -227,7 +229,7 @@ def _value(content: bytes, response: ClientResponse, call: ToolCall) -> tuple[An
     is_unnamed = not (media_type or is_text)
     if not content or (is_json and not content.strip()):
         return None, None
-    if is_text or is_unnamed or response.charset or any(part in media_type for part in _TEXT_TYPES):
+    if is_json or is_text or is_unnamed or response.charset or any(part in media_type for part in _TEXT_TYPES):
         try:
             text = _decoded(content, response, call, json.detect_encoding(content) if is_json else "utf-8")
         except ToolError:
