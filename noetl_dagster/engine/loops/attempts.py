@@ -41,6 +41,9 @@ from noetl_dagster.worker.runner import Call
 PART_BYTES = 1 << 20
 """Bytes of JSON of collected pages, from which on they are stored as one part."""
 
+_CHANGING = frozenset({"_attempt", "attempt", "iter", "ctx", "vars"})
+"""Names by which a task's own templates may make another request of the same ``next_call``."""
+
 MISSING = object()
 
 SHARD_RETRY = {"rule": "max_shard_retries"}
@@ -176,7 +179,7 @@ class Attempts:
                 if continuation.next_call is not None:
                     changes = admit(await render_async(continuation.next_call, scope, fetch), "next_call")
                     overrides = _merged(overrides, changes)
-                    if changes:
+                    if changes and not (task.config.names | task.input.names) & _CHANGING:
                         self._note_request(task.task, overrides)
             except (ToolError, TemplateError) as error:
                 self.pages.failure = self.pages.failure or error

@@ -214,6 +214,15 @@ async def test_the_address_of_the_next_page_has_its_own_query(engine: Engine, ap
     assert [event.meta.get("page") for event in issued] == [None, 2, 3, 4, 5, 6]
 
 
+async def test_a_request_that_changes_by_itself_is_not_the_same(engine: Engine, api: str) -> None:
+    text = (
+        LINKED.replace("NEXT", "params: {size: 4}").replace("STUCK", "99").replace("page: 1", 'page: "{{ _attempt }}"')
+    )
+    state = await engine.run(playbook(text), workload={"api": api})
+
+    assert len(state.latest["fetch"].envelope["data"]) == 23, state.error
+
+
 @pytest.mark.parametrize(
     ("following", "stuck", "message"),
     [
