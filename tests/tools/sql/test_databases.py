@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pymysql.constants import FIELD_TYPE
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.models import Task
+from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.tools.sql.databases.binding import bind, only_reads, split
-from noetl_dagster.tools.sql.databases.mysql import mysql_arguments
+from noetl_dagster.tools.sql.databases.mysql import MysqlDatabase, mysql_arguments
 from tests.mysql import Server
 from tests.tools.sql.test_adbc import SqliteOfAdbc, caller
 
@@ -58,6 +61,35 @@ async def test_results_are_shaped_as_those_of_postgres(sql: Run, request: pytest
     assert result.data["command_1"] == {"status": "ok", "row_count": changed}
     assert result.data["rows"] == [{"id": 1, "name": "a", "note": None}]
     assert result.data["columns"] == ["id", "name", "note"]
+
+
+async def test_two_columns_of_one_name_are_refused(run: Run) -> None:
+    for form in ("rows", "table"):
+        with pytest.raises(ToolError, match="two columns are named 'a'; rename one"):
+            await run("sqlite", command="select 1 as a, 2 as b, 3 as a", **{"as": form})
+
+
+async def test_values_of_sqlite(run: Run) -> None:
+    rows = (
+        await run("sqlite", command="create table t (ok boolean); insert into t values (true); select ok from t")
+    ).data["rows"]
+    assert rows == [{"ok": 1}]
+    with pytest.raises(ToolError, match="row 2, column x: the value is an infinite number"):
+        await run("sqlite", command="select 1.5 as x union all select 9e999")
+
+
+def test_decimals_of_mysql_have_the_type_of_their_column() -> None:
+    database = MysqlDatabase({})
+    columns = [("d", FIELD_TYPE.NEWDECIMAL, None, 22, 22, 4, True), ("w", FIELD_TYPE.NEWDECIMAL, None, 12, 12, 0, True)]
+    d, w = (database.converter(column, Numbers.TEXT) for column in columns)
+    assert (d(Decimal("1.1000")), d(None), w(Decimal(7)), w(None)) == ("1.1000", None, 7, None)
+    assert database.converter(columns[0], Numbers.FLOAT)(Decimal("1.1000")) == 1.1
+    with pytest.raises(ToolError, match="beyond 64 bits"):
+        w(Decimal(2**64))
+    kinds = database.arrow_types([*columns, ("t", FIELD_TYPE.TIMESTAMP, None, 19, 19, 0, True)])
+    assert {name: str(kind) for name, kind in kinds.items()} == {
+        **{"d": "decimal128(38, 4)", "w": "decimal128(38, 0)", "t": "timestamp[us]"}
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from noetl_dagster.errors import ToolError
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.tools.base import ToolContext
 from tests.tiers import google, settings
@@ -30,6 +31,32 @@ async def test_results_are_shaped_as_those_of_postgres(run: Any) -> None:
     assert data["command_1"] == {"status": "ok", "row_count": 2}
     assert data["rows"] == [{"id": 1, "day": "2026-01-02"}, {"id": 2, "day": None}]
     assert data["columns"] == ["id", "day"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind", "code"),
+    [
+        ("select 1 as a, 2 as a", "schema", None),
+        (
+            "select case when i = 5000 then ('x' || i)::int else i end as n from range(6000) t(i)",
+            "db",
+            "ConversionException",
+        ),
+        ("select case when i = 5000 then 'inf'::double else i end as n from range(6000) t(i)", "transform", "VALUE"),
+    ],
+)
+async def test_rows_that_cannot_be_results(run: Any, sql: str, kind: str, code: str | None) -> None:
+    with pytest.raises(ToolError) as caught:
+        await run("duckdb", command=sql)
+    assert (caught.value.kind, caught.value.code) == (kind, code)
+    if code == "VALUE":
+        assert "row 5001, column n" in str(caught.value)
+
+
+async def test_decimals_of_duckdb(run: Any) -> None:
+    sql = "select 1.10::decimal(20, 4) as a, 7::hugeint as b"
+    rows = [(await run("duckdb", command=sql, numbers=numbers)).data["rows"] for numbers in ("text", "float")]
+    assert rows == [[{"a": "1.1000", "b": 7}], [{"a": 1.1, "b": 7}]]
 
 
 async def test_parameters_and_lists_as_views(run: Any) -> None:
