@@ -136,7 +136,7 @@ async def test_a_script_is_code_in_a_file(run: Run, tmp_path: Path) -> None:
             {"code": "result = 1", "command": "SELECT 1"},
             ["one of sql, function, code and script", "command and code"],
         ),
-        ({"code": "result = object()"}, ["no JSON form"]),
+        ({"code": "result = object()"}, ["no stored form"]),
     ],
 )
 async def test_failures_say_what_is_wrong_in_a_few_lines(run: Run, config: dict, words: list[str]) -> None:

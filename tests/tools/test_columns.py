@@ -24,8 +24,8 @@ ZONED = dt.time(1, 2, 3, tzinfo=dt.timezone(dt.timedelta(hours=2)))
     ("values", "kind", "stored"),
     [
         ([ZONED], "string", ["01:02:03+02:00"]),
-        ([Decimal("1234567890123456.7891"), None], "string", ["1234567890123456.7891", None]),
-        ([Decimal("0.0000000001")], "string", ["0.0000000001"]),
+        ([Decimal("1234567890123456.7891"), None], "decimal128(38, 4)", [Decimal("1234567890123456.7891"), None]),
+        ([Decimal("NaN")], "string", [None]),
         ([{"a": 1, "b": 2}, None], "struct<a: int64, b: int64>", [{"a": 1, "b": 2}, None]),
         ([{"a": 1}, {"b": 2}], "string", ['{"a":1}', '{"b":2}']),
         ([{}], "string", ["{}"]),

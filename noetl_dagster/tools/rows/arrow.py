@@ -19,6 +19,7 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.rows.columns import (
     INFINITIES,
+    check_names,
     column_type,
     converted,
     decimal_text,
@@ -77,7 +78,7 @@ def arrow_table(
 ) -> pa.Table:
     """Returns rows as an Arrow table of a schema, or of the types that their values show.
 
-    Then decimals, identifiers, addresses and the like are text, and so are mappings whose keys differ between rows.
+    Then identifiers, addresses and the like are text, and so are mappings whose keys differ between rows.
     Columns that are null in every row are text; those that a table lacks are null.
 
     Args:
@@ -158,9 +159,13 @@ def without_null(schema: pa.Schema) -> pa.Schema:
 
 def arrow_column(name: str, values: list[Any], kind: pa.DataType | None = None, first: int = 0) -> pa.Array:
     """Returns a column of a type, or of the one that its values show; raises ``ToolError`` if one does not fit."""
+    kinds = set(map(type, values)) - {type(None)}
+    if kind is None and kinds == {Decimal} and all(value is None or value.is_finite() for value in values):
+        places = max(-value.as_tuple().exponent for value in values if value is not None)
+        kind = pa.decimal128(38, min(38, max(0, places)))  # of a table, whose columns have one scale
     if kind is not None and is_text(kind):
         values = [value if value is None or type(value) is str else _text(value) for value in values]
-    elif (kind is None or pa.types.is_nested(kind)) and not set(map(type, values)) <= _SIMPLE:
+    elif (kind is None or pa.types.is_nested(kind)) and not kinds <= _SIMPLE:
         values = list(map(_arrow_value, values))
     try:
         array = pa.array(values, kind)
@@ -173,7 +178,7 @@ def arrow_column(name: str, values: list[Any], kind: pa.DataType | None = None, 
     return array
 
 
-_SIMPLE = {str, int, float, bool, bytes, dt.date, dt.datetime, dt.timedelta, type(None)}
+_SIMPLE = {str, int, float, bool, bytes, dt.date, dt.datetime, dt.timedelta}
 
 
 def _arrow_value(value: Any) -> Any:
@@ -250,12 +255,13 @@ def json_rows(rows: pa.Table | pa.RecordBatch, numbers: Numbers = Numbers.TEXT, 
         ToolError: a value has no JSON form.
     """
     names = rows.schema.names
-    converted: list[dict[str, Any]] = []
+    check_names(names, "the table")
+    plain: list[dict[str, Any]] = []
     for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
         columns = [_json_column(name, batch.column(index), numbers, first) for index, name in enumerate(names)]
-        converted += [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        plain += [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
         first += batch.num_rows
-    return converted
+    return plain
 
 
 def _json_column(name: str, array: pa.Array, numbers: Numbers, first: int) -> list[Any]:

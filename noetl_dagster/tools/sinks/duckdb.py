@@ -221,12 +221,12 @@ class _Staging:
     def _refuse_changed_values(self, table: str) -> None:
         """Refuses rows whose values a column's type would change: DuckDB rounds 2.5 to fit an integer.
 
-        Tables with decimals or floats define their own precision.
+        Tables with decimals or floats define their own precision for doubles and text.
         """
         arriving = self._types("noetl_rows")
         for name, (_, kind) in self._types(table).items():
             column, own = arriving.get(name, ("", kind))
-            if kind == own or kind == "FLOAT" or kind.startswith("DECIMAL"):
+            if kind in (own, "FLOAT") or (kind.startswith("DECIMAL") and not own.startswith("DECIMAL")):
                 continue
             compared = own
             if own == "VARCHAR":  # text by its content

@@ -46,6 +46,7 @@ from noetl_dagster.tools.python.code import (
 from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.python.tool import rendered_templates
+from noetl_dagster.tools.rows.arrow import json_rows
 from noetl_dagster.tools.spark.inputs import inputs_of, split_spark_statements, stored_inputs
 from noetl_dagster.values import RefusedValueError, admit, is_table
 
@@ -260,8 +261,8 @@ class _SparkRun:
         """Returns the rows of a DataFrame; any other value unchanged."""
         if not isinstance(value, DataFrame):
             return value
-        rows = self._fetched(value, most, "leave out 'collect' to write a dataset").to_pylist()
-        return {"rows": admit(rows), "row_count": len(rows), "columns": value.columns}
+        rows = json_rows(self._fetched(value, most, "leave out 'collect' to write a dataset"))
+        return {"rows": rows, "row_count": len(rows), "columns": value.columns}
 
     def _most_rows(self) -> int:
         return count_of(self.call, "max_rows") or MOST_COLLECTED_ROWS
