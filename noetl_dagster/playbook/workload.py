@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from noetl_dagster.playbook.wording import described, is_open, suggestion
 _TYPES = {
     bool: ("true or false", "write true or false"),
     int: ("an integer", "write a whole number, in a template {{ value | int }}"),
-    float: ("a number", "write a finite number, in a template {{ value | float }}"),
+    float: ("a number", "write a number, in a template {{ value | float }}"),
     str: ("text", "write it in quotes, in a template {{ value | string }}"),
     list: ("a list", "write a list"),
     dict: ("a mapping", "write a mapping"),
@@ -35,7 +34,7 @@ def wanted_item_type(default: list[Any]) -> type | None:
 
 
 def check_types(defaults: Mapping[str, Any], workload: Mapping[str, Any]) -> None:
-    """Checks the values that override the defaults of a playbook.
+    """Checks the values, in their stored form, that override the defaults of a playbook.
 
     Raises:
         WorkloadError: a value does not have the type of its default; the message names its key.
@@ -49,7 +48,7 @@ def wrong_types(defaults: Mapping[str, Any], workload: Mapping[str, Any]) -> Ite
     for key, value in workload.items():
         default = defaults.get(key)
         yield from _wrong(f"workload.{key}", value, wanted_type(default))
-        if isinstance(default, list) and isinstance(value, list | tuple):
+        if isinstance(default, list) and isinstance(value, list):
             wanted = wanted_item_type(default)
             for index, item in enumerate(value):
                 yield from _wrong(f"workload.{key}[{index}]", item, wanted)
@@ -69,13 +68,10 @@ def unknown_keys(defaults: Mapping[str, Any], workload: Mapping[str, Any]) -> li
 
 
 def _wrong(place: str, value: Any, wanted: type | None) -> Iterator[str]:
-    """Yields the error of a value of another type. What is no JSON gets its type when it is stored."""
-    is_json = value is None or isinstance(value, tuple(_TYPES))
-    if wanted not in _TYPES or not is_json:
+    if wanted not in _TYPES:
         return
     fits = isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
-    fits = fits and (wanted is bool or not isinstance(value, bool))
-    if not fits or (isinstance(value, float) and not math.isfinite(value)):
+    if not fits or (isinstance(value, bool) and wanted is not bool):
         name, fix = _TYPES[wanted]
         yield (
             f"{place} is {described(value)}, but its default is {name}; {fix}; or make the default null, which "

@@ -53,10 +53,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 """Run config with which no run begins, and what the message names."""
 
 STARTED: dict[str, tuple[dict[str, Any], str]] = {
-    "half a surrogate": (workload(text="\ud800"), "workload.text: str is not valid UTF-8"),
-    "a number of 71 bits": (workload(n=2**70), "workload.n: Integer exceeds 64-bit range"),
-    "a number of 71 bits inside": (workload(more={"a": [2**70]}), "workload.more: Integer exceeds 64-bit range"),
-    "deep lists": (workload(more=json.loads("[" * 150 + "]" * 150)), "deeper than 100 levels"),
+    "half a surrogate": (workload(text="\ud800"), "workload.text holds half of a surrogate pair"),
+    "a number of 71 bits": (workload(n=2**70), "workload.n is an integer beyond 64 bits"),
+    "a number of 71 bits inside": (workload(more={"a": [2**70]}), "workload.more.a[0] is an integer beyond 64 bits"),
+    "deep lists": (workload(more=json.loads("[" * 250 + "]" * 250)), "deeper than 200 levels"),
     "negative processes": (executor("threaded", processes=-1), "processes is -1; write from 0 to 1024"),
     "too many processes": (executor("in_process", processes=2**40), "processes is 1099511627776"),
     "negative concurrency": (executor("threaded", max_concurrent=-1), "threaded: max_concurrent is -1"),

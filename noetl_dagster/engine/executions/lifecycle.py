@@ -107,11 +107,12 @@ class Lifecycle:
         runtime = self._runtime
         new_id = execution_id or runtime.ids.next()
         metadata = playbook.metadata
-        effective = {**playbook.workload, **(workload or {})}
+        overrides = admitted_workload(workload or {})
+        check_types(playbook.workload, overrides)
+        effective = {**playbook.workload, **overrides}
         if partition is not None:
             effective |= partition.workload(playbook.dagster.partitions)
         effective = admitted_workload(effective)
-        check_types(playbook.workload, workload or {})
         if playbook.settled:
             # in a thread, since its templates may take seconds
             options: Any = {"file": playbook.file, "lenient": playbook.lenient, "workload": effective}
@@ -133,7 +134,7 @@ class Lifecycle:
             started.context["lenient"] = True
         entry = self._event(state, EventType.WORKFLOW_INITIALIZED, "RUNNING")
         entry.meta["entry"] = playbook.entry.name
-        texts = [*playbook.main_warnings, *unknown_keys(playbook.workload, workload or {})]
+        texts = [*playbook.main_warnings, *unknown_keys(playbook.workload, overrides)]
         warnings = [self._event(state, EventType.WARNING, "WARNING", text) for text in texts]
         await runtime.log.append_with_first([started, entry, *warnings])
         return await runtime.load(new_id)

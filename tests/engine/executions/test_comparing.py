@@ -97,7 +97,7 @@ async def test_executions_of_the_engine(engine: Engine) -> None:
     wide = await made(values={str(number): number for number in range(MOST_VALUES + 10)})
     found = await compared(few, wide)
     assert (len(found.changed), found.more) == (MOST_VALUES, 10)
-    huge = await made(values=["x" * 1_000] * 2_000)
+    huge = await made(values={"long": ["x" * 1_000] * 2_000})
     found = await compared(few, huge)
     assert found.changed is None
     with pytest.raises(ExecutionNotFoundError):

@@ -18,7 +18,7 @@ from tests.playbooks import playbook
 from tests.waiting import until
 
 CHORES = """
-    workload: {gate: open, lease: 300, heartbeat: 100, partial: false}
+    workload: {gate: open, lease: 300, heartbeat: 100.0, partial: false}
     workflow:
       - step: work
         loop:

@@ -15,7 +15,7 @@ from noetl_dagster.tools.base import RunServices
 from tests.playbooks import playbook
 
 MAKER = """
-workload: {day: none, value: 1}
+workload: {day: none, value: null}
 workflow:
   - step: start
     asset: {key: warehouse/patients}

@@ -63,7 +63,7 @@ async def test_a_large_result_is_stored_and_read_on_first_use(run: Run) -> None:
 
 async def test_a_setting_that_the_workload_makes_impossible_starts_nothing(run: Run, engine: Engine) -> None:
     text = """
-        workload: {width: 2}
+        workload: {width: "2"}
         workflow:
           - step: start
             loop: {in: [1], iterator: n, spec: {mode: parallel, max_in_flight: "{{ width }}"}}
