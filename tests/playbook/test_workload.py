@@ -38,10 +38,10 @@ READ: list[tuple[Any, str, Any]] = [
 """Default, text after the equals sign, value."""
 
 TRAPS: list[tuple[Any, str, str]] = [
-    (None, "12:30", "is 750 in YAML; write 750, or key='\"12:30\"' for the text"),
-    (None, "0123", "is 83 in YAML"),
-    (None, "no", "is false in YAML; write false"),
-    (1, "010", "is 8 in YAML"),
+    (None, "12:30", "YAML reads 12:30 as 750: colons mean base 60; quote it"),
+    (None, "0123", "YAML reads 0123 as 83: a leading 0 means octal"),
+    (None, "no", "YAML reads no as the boolean false"),
+    (1, "010", "YAML reads 010 as 8"),
 ]
 
 REFUSED: list[tuple[Any, Any, str]] = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.catalog import SUFFIXES
 from noetl_dagster.playbook.checks.templates import check_code
-from noetl_dagster.playbook.checks.values import check_values
+from noetl_dagster.playbook.checks.values import check_values, trap_of
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
@@ -28,8 +27,6 @@ from noetl_dagster.playbook.workload import unknown_keys, wanted_type
 from noetl_dagster.process.collector import importing
 from noetl_dagster.process.environment import settings_withheld
 from noetl_dagster.process.event_loop import run_sync
-
-_TRAP = re.compile(r"[-+]?0[0-9_]+|[^.]*:.*|yes|no|on|off", re.IGNORECASE)
 
 
 def run(
@@ -184,14 +181,13 @@ def _value_of(key: str, text: str, default: Any) -> Any:
 
     A value that YAML takes for another one than people mean is refused: 0123 is 83, and 12:30 is 750.
     """
-    wanted, what = wanted_type(default), f"--set {key}={text!r}: the value"
+    wanted, what = wanted_type(default), f"--set {key}={text!r}"
     if wanted is str:
         quoted = Document(text, what) if text[:1] in ("'", '"') else None
         return quoted.root if quoted is not None and isinstance(quoted.root, str) and not quoted.problems else text
     value = _yaml(text, what)
-    if wanted is not bool and isinstance(value, bool | int | float) and _TRAP.fullmatch(text.strip()):
-        plain = str(value).lower()
-        fail(f"{what} is {plain} in YAML; write {plain}, or {key}='\"{text}\"' for the text", code=2)
+    if wanted is not bool and (trap := trap_of(value, text.strip())) is not None:
+        fail(f"{what}: {trap}", code=2)
     return value
 
 

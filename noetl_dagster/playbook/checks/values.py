@@ -37,6 +37,14 @@ _OF_LOOPS = ("total", "done", "failed", "stats")
 _STATEMENT = re.compile(r"command_\d+")
 
 
+def trap_of(value: Any, spelled: str) -> str | None:
+    """Returns how YAML reads a spelling as another value than people mean, and the fix; None if it does not."""
+    for kind, trap, fix in _TRAPS:
+        if isinstance(value, kind) and re.fullmatch(trap, spelled, re.IGNORECASE):
+            return f"YAML reads {spelled} as {described(value)}: {fix}"
+    return None
+
+
 def check_values(playbook: Playbook, document: Document | None = None) -> Iterator[Problem]:
     """Yields warnings; ``document`` is the YAML behind the playbook, read again from its source when not given."""
     document = document or Document(playbook.source, playbook.file)
@@ -45,10 +53,8 @@ def check_values(playbook: Playbook, document: Document | None = None) -> Iterat
         for owner, key, label, value in texts_in(holder, block, of=object):
             place = document.place(owner, key)
             [spelled, *_] = _UNQUOTED.findall(lines[place.line - 1], place.column - 1)
-            for kind, trap, fix in _TRAPS:
-                if isinstance(value, kind) and re.fullmatch(trap, spelled, re.IGNORECASE):
-                    message = f"{block}, {label}: YAML reads {spelled} as {described(value)}: {fix}"
-                    yield Problem(place, message, "warning")
+            if (trap := trap_of(value, spelled)) is not None:
+                yield Problem(place, f"{block}, {label}: {trap}", "warning")
     steps = {step.name: step for step in playbook.steps}
     for name in sorted(steps.keys() & playbook.workload.keys()):
         place = document.key_place(document.root["workload"], name)
