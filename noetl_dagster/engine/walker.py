@@ -188,7 +188,7 @@ class Children:
     async def _of_folders(self, path: str, call: ToolCall) -> Playbook:
         """Returns the playbook of a file, or else the one that is registered or has run under the path."""
         looked: list[Problem] = []
-        for folder in folders_of(Path(call.folder)):
+        for folder in folders_of(Path(call.folder), self._runtime.settings.playbooks_path):
             try:
                 return Catalog(folder).load(path, lenient=call.lenient)
             except PlaybookError as error:

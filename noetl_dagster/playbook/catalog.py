@@ -77,14 +77,14 @@ def names_version(reference: str) -> bool:
     return _VERSION.fullmatch(reference.strip("/")) is not None
 
 
-def folders_of(own: Path) -> list[Path]:
+def folders_of(own: Path, playbooks: Path) -> list[Path]:
     """Returns the folders in which a playbook's children are: its own, that of all playbooks, and those above its own.
 
     The folders above end with the working folder, which holds more than playbooks.
     """
     above, here = own.resolve().parents, Path.cwd()
     between = above[: above.index(here)] if here in above else ()
-    return list(dict.fromkeys((own, get_settings().playbooks_path, *between)))
+    return list(dict.fromkeys((own, playbooks, *between)))
 
 
 class Catalog:
