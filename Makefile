@@ -46,8 +46,8 @@ test-slow: setup java browser ## the long tests, one after another: races, kills
 chaos: setup ## kill, stop and cut off the parts of running flows, and write docs/reports/chaos.md; SEED=, KILLS=
 	.venv/bin/python -m tests.chaos --seed $(SEED) --kills $(KILLS) --report docs/reports/chaos.md $(CHAOS_ARGS)
 
-fuzz: setup ## damaged playbooks, templates, results and messages; EXAMPLES=10000 of each
-	FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) .venv/bin/pytest -n 0 -q tests/malformed/test_fuzzing.py
+fuzz: setup ## damaged playbooks, templates, results and messages, and drawn values; EXAMPLES=10000 of each
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) .venv/bin/pytest -n 0 -q tests/malformed/test_fuzzing.py tests/values/test_crossings.py
 
 lint: setup ## ruff, mypy, and the English of the documentation
 	.venv/bin/ruff check .

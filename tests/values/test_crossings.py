@@ -72,6 +72,35 @@ workflow:
 """
 
 
+ROWS = """
+workload: {{marker: "{marker}"}}
+workflow:
+  - step: make
+    tool:
+      kind: python
+      code: |
+        import pandas as pd, decimal
+        moments = pd.to_datetime(["2026-01-02", "2026-01-03 04:05:06.000000007"], format="ISO8601")
+        prices = [decimal.Decimal("1.10"), decimal.Decimal("2.20")]
+        result = pd.DataFrame({{"ts": moments, "by": [b"a", b"\\xff"], "dec": prices, "n": [1.5, None]}}, index=[7, 9])
+    next: [{{step: see}}]
+  - step: see
+    spec: {{dispatch: {dispatch}}}
+    loop: {{in: "{{{{ make }}}}", iterator: row, mode: parallel}}
+    tool:
+      kind: python
+      input: {{marker: "{{{{ marker }}}}", row: "{{{{ row }}}}"}}
+      code: |
+        import pathlib
+        if row["dec"] == "2.20" and not pathlib.Path(marker).exists():
+            pathlib.Path(marker).touch()
+            raise ValueError("once")
+        result = repr(row)
+"""
+FIRST = {"n": 1.5, "by": "YQ==", "ts": "2026-01-02T00:00:00", "dec": "1.10", "__index_level_0__": 7}
+SECOND = {"n": None, "by": "/w==", "ts": "2026-01-03T04:05:06.000000007", "dec": "2.20", "__index_level_0__": 9}
+
+
 def numbers(item: int) -> range:
     """The numbers of the values in an item."""
     return range(item * AT_ONCE, item * AT_ONCE + (AT_ONCE if item % 3 else 2))
@@ -120,6 +149,17 @@ async def test_values_arrive_as_they_left(
         "text": repr(expected),
         "values": expected,
     }
+
+
+@pytest.mark.parametrize("dispatch", ["inline", "workers"])
+async def test_rows_of_a_table_are_the_same_items_in_every_run(
+    engine: Engine, settings: Settings, tmp_path: Path, dispatch: str
+) -> None:
+    async with working(settings, "worker"):
+        state = await engine.run(playbook(ROWS.format(marker=tmp_path / "failed", dispatch=dispatch)))
+        assert "once" in (state.error or ""), state.error
+        state = await engine.resume(state.execution_id)
+    assert await results_of(engine, state, "see") == [repr(FIRST), repr(SECOND)]
 
 
 async def results_of(engine: Engine, state: ExecutionState, step: str) -> list[Any]:
