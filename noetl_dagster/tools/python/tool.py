@@ -58,8 +58,8 @@ class PythonTool(Tool):
     is several, anything else is one. They are passed on in chunks. If it reads ``position`` and yields pairs
     ``rows, position``, it resumes there after a restart; any other runs again, and must yield the same rows.
 
-    Output: the value as JSON values, or one pandas or Arrow table unchanged; of a generator all its rows, by
-    reference if they are more than a chunk or a step consumes chunks. ``print`` writes to the logger
+    Output: the value in its stored form, an Arrow table for any table; of a generator all its rows, by reference if
+    they are more than a chunk or a step consumes chunks. ``print`` writes to the logger
     ``noetl_dagster.tools.python.output``.
 
     Raises ``ToolError`` of kind ``python`` with ``py.exception_type`` and the line in the playbook.
