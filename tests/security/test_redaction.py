@@ -94,7 +94,8 @@ RESULTS = {
     ),
     "answered": ("{kind: http, url: '{{ api }}/echo', auth: login}", "data.data.authorization"),
     "kept": (
-        "{kind: python, input: {x: '{{ keychain.vault.session }}'}, code: 'return 1', set: {ctx.kept: '{{ keychain.vault.session }}'}}",
+        "[{name: a, kind: python, input: {x: '{{ keychain.vault.session }}'}, code: return x}, "
+        "{name: b, kind: noop, result: 1, set: {ctx.kept: '{{ a }}'}}]",
         "ctx.kept",
     ),
     "large": (

@@ -164,11 +164,8 @@ def _missing(playbook: Playbook, file: Path) -> Iterator[Problem]:
     for task in (*(task for step in playbook.steps for task in step.tasks), *playbook.workbook.values()):
         path, place = str(task.config.get("path")), task.place or Place(str(file), 1)
         is_open = is_template(path) or names_version(path) or "version" in task.config
-        if (
-            task.kind == "playbook"
-            and not is_open
-            and not any(_has(one, path) for one in folders_of(file.parent, settings.playbooks_path))
-        ):
+        folders = folders_of(file.parent, settings.playbooks_path)
+        if task.kind == "playbook" and not is_open and not any(_has(folder, path) for folder in folders):
             message = f"no folder has the child playbook {path!r}; it must have been registered"
             yield Problem(place, message, "warning", ProblemKind.MISSING_PLAYBOOK)
         name = task.auth if isinstance(task.auth, str) and not is_template(task.auth) else None
