@@ -134,11 +134,11 @@ async def test_the_api_refuses_attacks_and_stays_responsive(service: Service) ->
     assert "NOETL_CHECK_SECONDS" in answer.json()["detail"]
 
     deep: Any = 1
-    for _ in range(150):
+    for _ in range(250):
         deep = [deep]
     answer = await client.post("/api/executions/execute", json={"path": name, "workload": {"n": 1, "deep": deep}})
     assert answer.status_code == 422
-    assert "deeper than 100 levels" in answer.json()["detail"]
+    assert "deeper than 200 levels" in answer.json()["detail"]
     content = f'{{"path": "{name}", "workload": {{"n": {"[" * 50_000}1{"]" * 50_000}}}}}'
     headers = {"content-type": "application/json"}
     answer = await client.post("/api/executions/execute", content=content, headers=headers)
