@@ -87,27 +87,15 @@ def end(pid: int, mark: str, first_signal: signal.Signals, patience: float) -> N
     for one in _alive(family, patience):
         one.kill()
     _alive(family, patience=5)
-    _reap(pid)
+    await_reaped(pid, patience=0)
 
 
 def await_reaped(pid: int, patience: float = 10.0) -> None:
     """Waits until no zombie of this process is left: PostgreSQL takes the zombie of a killed server for a live one."""
-    deadline = time.monotonic() + patience
-    while _is_zombie(pid) and time.monotonic() < deadline:
-        _reap(pid)
-        time.sleep(0.02)
-
-
-def _reap(pid: int) -> None:
-    with suppress(ChildProcessError):  # another process started it
-        os.waitpid(pid, os.WNOHANG)
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            process.wait(patience)
 
 
 def _alive(family: Sequence[psutil.Process], patience: float) -> list[psutil.Process]:

@@ -97,25 +97,17 @@ def admitted(value: Any, place: str = "result") -> Any:
 
 def _in_lines(value: Any) -> bytes:
     """Returns a value as JSON; each line of a list contains some hundred items."""
-    try:
-        if not isinstance(value, list) or len(value) <= _LINES:
-            return encode_json(value)
-        parts = (value[at : at + _LINES] for at in range(0, len(value), _LINES))
-        return b"[" + b",\n".join(encode_json(part)[1:-1] for part in parts) + b"]"
-    except TypeError as error:
-        raise StorageError(
-            f"a result of type {type(value).__name__} cannot be stored as JSON ({error}); admit it before"
-        ) from error
+    if not isinstance(value, list) or len(value) <= _LINES:
+        return encode_json(value)
+    parts = (value[at : at + _LINES] for at in range(0, len(value), _LINES))
+    return b"[" + b",\n".join(encode_json(part)[1:-1] for part in parts) + b"]"
 
 
 def json_lines(rows: Iterable[Any]) -> bytes:
     """Returns admitted rows as JSON, one per line."""
     pieces, rest = [], iter(rows)
-    try:
-        while some := [orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in islice(rest, _LINES)]:
-            pieces.append(b"".join(some))
-    except TypeError as error:
-        raise StorageError(f"a row cannot be stored as JSON ({error}); admit it before") from error
+    while some := [orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in islice(rest, _LINES)]:
+        pieces.append(b"".join(some))
     return b"".join(pieces)
 
 

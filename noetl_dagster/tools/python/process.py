@@ -25,7 +25,7 @@ from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.commands.processes import Confinement, ProcessRun, run_process
 from noetl_dagster.tools.python.child import ENOUGH, MORE, REQUEST, RESULT, STREAMED, TABLE
 from noetl_dagster.tools.python.code import CodeFailure, Printed
-from noetl_dagster.values import RefusedValueError, admit
+from noetl_dagster.values import RefusedValueError
 
 CHILD = "noetl_dagster.tools.python.child"
 POSITION_BYTES = 1 << 20  # of a position, as JSON, that a child may yield, at most
@@ -154,14 +154,6 @@ def _answer(folder: _ChildFolder, finished: ProcessRun) -> Any:
     if code < 0:
         raise CodeFailure("Killed", f"the process was killed by signal {-code}", None)
     raise CodeFailure("Exited", f"the process ended with exit code {code}: {stderr}", None)
-
-
-def portable(values: Mapping[str, Any], what: str) -> Any:
-    """Returns values as JSON values, since another process reads them. Raises ``ToolError`` if one has no such form."""
-    try:
-        return admit(dict(values), what)
-    except RefusedValueError as error:
-        raise ToolError(f"{error}; a subprocess is given JSON values only", kind="transform") from None
 
 
 def bytes_of(size: Any) -> int:

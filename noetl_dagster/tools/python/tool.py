@@ -110,7 +110,7 @@ class PythonTool(Tool):
         return await run.chunks.result() if value is run else ToolResult(data=value, admitted=True)
 
     async def _in_subprocess(self, source: str, run: _PythonRun) -> ToolResult:
-        from noetl_dagster.tools.python.process import bytes_of, portable, run_in_process
+        from noetl_dagster.tools.python.process import bytes_of, run_in_process
 
         call, program, memory = run.call, run.program, _option(run.call, "memory")
         wanted = program.wanted.union(program.asks) - call.input.keys()
@@ -119,9 +119,9 @@ class PythonTool(Tool):
         request = {
             "source": source,
             "name": f"{call.step}.{call.task.name}",
-            "input": portable(call.input, "input"),
-            "scope": portable(names, "context"),
-            "context": None if context is None else portable(context, "context"),
+            "input": admit(call.input, "input"),
+            "scope": admit(names, "context"),
+            "context": None if context is None else admit(context, "context"),
             "rendered": run.rendered,
             "libs": call.config.get("libs"),
             "chunk_bytes": run.chunks.chunk_bytes,
@@ -234,7 +234,7 @@ async def rendered_templates(program: Program, source: str, call: ToolCall, cont
 
     Raises:
         TemplateError: a template does not parse, or a name is undefined.
-        ToolError: a value has no JSON form.
+        RefusedValueError: a value has no stored form.
     """
     if not program.templates:
         return NO_VALUES
@@ -245,11 +245,9 @@ async def rendered_templates(program: Program, source: str, call: ToolCall, cont
             value = await render_async(compile_value(template.source), call.scope, context.results.get)
             if ENDS_IN_TOJSON.search(template.source):
                 value = orjson.loads(value)
-            values[template.name] = admit(value, template.source)
+            values[template.name] = admit(value, f"{place}: {template.source}")
         except TemplateError as error:
             raise type(error)(f"{error} ({place})") from None
-        except RefusedValueError as error:
-            raise ToolError(f"{error} ({place})", kind="template") from None
     return values
 
 
