@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from noetl_dagster.errors import IntegrityError
 from noetl_dagster.settings import StoreTier
@@ -42,7 +42,7 @@ class RefKind(StrEnum):
     MANIFEST = "manifest"
 
 
-class ResultRef(BaseModel):
+class ResultRef(BaseModel, frozen=True):
     """A stored result. ``ref`` is its logical name, ``physical_uri`` the location of its bytes.
 
     Attributes:
@@ -53,8 +53,6 @@ class ResultRef(BaseModel):
         extracted: fields that ``output_select`` copied, available without fetching the result.
         extra: facts of the format: columns, partitions, files.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     ref: str
     execution_id: int
@@ -115,7 +113,7 @@ class ResultRef(BaseModel):
         return self.model_copy(update={"ref": self.ref + "#first", "extra": {**self.extra, "only_first": True}})
 
 
-class RowsAround(BaseModel):
+class RowsAround(BaseModel, frozen=True):
     """A mapping without its rows, for example a SQL result.
 
     Attributes:
@@ -123,8 +121,6 @@ class RowsAround(BaseModel):
         at: dotted paths of the rows in the mapping; several paths may lead to the same rows.
         stored: references to large fields.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     fields: dict[str, Any]
     at: tuple[str, ...] = ("rows",)

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 SUBJECT_NAME = r"^[A-Za-z0-9_-]+$"
 """A part of names of NATS: without wildcards and spaces."""
@@ -94,25 +94,22 @@ def _rights(value: tuple[str, ...]) -> tuple[str, ...]:
 PodRights = AfterValidator(_rights)
 
 
-class PodMetadata(BaseModel):
+class PodMetadata(BaseModel, extra="forbid", frozen=True):
     """Labels and annotations."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
 
 
-class PodSpec(BaseModel):
+class PodSpec(BaseModel, extra="allow", frozen=True):
     """Any fields of a pod's spec, and one container at most."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     containers: tuple[dict[str, Any], ...] = Field((), max_length=1)
 
 
-class PodTemplate(BaseModel):
+class PodTemplate(BaseModel, extra="forbid", frozen=True):
     """Parts of a pod, in Kubernetes' syntax."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     metadata: PodMetadata = Field(default_factory=PodMetadata)
     spec: PodSpec = Field(default_factory=PodSpec)
 

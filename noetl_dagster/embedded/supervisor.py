@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from noetl_dagster.embedded import processes
 from noetl_dagster.embedded.object_store import ObjectStore
@@ -32,10 +32,8 @@ PORT_TAKEN = "address already in use"
 MOST_LAUNCHES = 3
 
 
-class ServiceRecord(BaseModel):
+class ServiceRecord(BaseModel, frozen=True):
     """The record of one service. Ports are kept when it stops, so that addresses stay the same."""
-
-    model_config = ConfigDict(frozen=True)
 
     ports: dict[str, int]  # of each listener, on 127.0.0.1
     pid: int | None = None  # of the main process; None if it was stopped

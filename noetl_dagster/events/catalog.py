@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import asyncpg
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.events import queries
@@ -24,7 +24,7 @@ _LENIENT = "lenient"
 """Key of a row's ``meta`` beside the playbook's metadata: it was registered leniently."""
 
 
-class PlaybookVersion(BaseModel):
+class PlaybookVersion(BaseModel, frozen=True):
     """A registered text of a playbook.
 
     Attributes:
@@ -37,8 +37,6 @@ class PlaybookVersion(BaseModel):
         meta: the playbook's metadata.
         content: the text; null in lists.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     catalog_id: str
     path: str

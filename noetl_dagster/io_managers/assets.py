@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from dagster import ConfigurableIOManager, InputContext, MetadataValue, OutputContext, UPathIOManager
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr
 from upath import UPath
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
@@ -45,10 +45,8 @@ class AssetNotStoredError(StorageError, FileNotFoundError):
     """An asset or partition was never materialised here. Dagster can be configured to skip such partitions."""
 
 
-class Replaced(BaseModel):
+class Replaced(BaseModel, frozen=True):
     """A value that was current until ``at``. Readers that read the pointer earlier may still read it."""
-
-    model_config = ConfigDict(frozen=True)
 
     uri: str
     at: datetime

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     PlainSerializer,
     SerializationInfo,
     ValidationInfo,
@@ -25,10 +24,8 @@ from pydantic import (
 from noetl_dagster.errors import Place
 
 
-class Model(BaseModel):
+class Model(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True):
     """A frozen model that accepts no other fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class Spelled:

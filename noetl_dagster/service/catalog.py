@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from noetl_dagster.events.catalog import PlaybookVersion
 from noetl_dagster.events.transport.wire import Name, Text
@@ -21,10 +21,8 @@ LENIENT = "unsupported tool kinds and unknown keys are warnings, which execution
 CatalogPath = Annotated[Name, Path(description="catalog path; with @2 or @latest one version, with content")]
 
 
-class Register(BaseModel):
+class Register(BaseModel, extra="forbid"):
     """``content`` is the text of the playbook; it is registered under its ``metadata.path``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     content: Annotated[Text, Field(min_length=1)]
     lenient: bool = Field(False, description=LENIENT)

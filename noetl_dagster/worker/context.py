@@ -7,7 +7,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from noetl_dagster.events.transport.wire import EventMessage, Id, kept_event
 from noetl_dagster.events.types import Event
@@ -18,7 +18,7 @@ MOST_AT_ONCE = 1_000
 """Commands in one claim, or given back at once."""
 
 
-class CommandContext(BaseModel):
+class CommandContext(BaseModel, frozen=True):
     """Everything that makes a command run the same in any process.
 
     Attributes:
@@ -42,8 +42,6 @@ class CommandContext(BaseModel):
         final: a failure of this command will not be tried again.
         meta: the part of an event's meta that names the command.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     step: str
     visit: int = 1
@@ -118,7 +116,7 @@ def own_context(command: Command, **more: Any) -> dict[str, Any]:
     return context
 
 
-class Grant(BaseModel):
+class Grant(BaseModel, frozen=True):
     """A claimed command.
 
     Attributes:
@@ -128,8 +126,6 @@ class Grant(BaseModel):
         lease_seconds: for how long the claim holds without a heartbeat.
         context: everything that the worker needs to run it.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     execution_id: Id
     command_id: str

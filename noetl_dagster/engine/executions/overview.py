@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from noetl_dagster.engine.executions.progress import PoolView, duration, loop_rates, per_second, pool_views
 from noetl_dagster.engine.runtime import Runtime
@@ -30,7 +30,7 @@ WHERE NOT EXISTS (
 """
 
 
-class LoopView(BaseModel):
+class LoopView(BaseModel, frozen=True):
     """Counts of a loop's iterations.
 
     Attributes:
@@ -45,8 +45,6 @@ class LoopView(BaseModel):
         so_far: chunks so far, if the loop takes the chunks of another step.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     loop_id: str
     total: int
     done: int
@@ -58,7 +56,7 @@ class LoopView(BaseModel):
     so_far: int | None = None
 
 
-class ChunksView(BaseModel):
+class ChunksView(BaseModel, frozen=True):
     """The chunks that a step has made for others.
 
     Attributes:
@@ -66,13 +64,11 @@ class ChunksView(BaseModel):
         rows: rows in all of them; null if they were not counted.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     made: int
     rows: int | None = None
 
 
-class CheckView(BaseModel):
+class CheckView(BaseModel, frozen=True):
     """The latest outcome of a check.
 
     Attributes:
@@ -84,8 +80,6 @@ class CheckView(BaseModel):
         facts: values that explain the reason.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     name: str
     passed: bool
     severity: str
@@ -94,7 +88,7 @@ class CheckView(BaseModel):
     facts: dict[str, Any] = {}
 
 
-class StoredView(BaseModel):
+class StoredView(BaseModel, frozen=True):
     """A result that is too large for the log.
 
     Attributes:
@@ -108,8 +102,6 @@ class StoredView(BaseModel):
         extracted: the fields that ``output_select`` copied out.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     ref: str
     store_tier: str
     physical_uri: str
@@ -120,7 +112,7 @@ class StoredView(BaseModel):
     extracted: dict[str, Any] = {}
 
 
-class WatermarkView(BaseModel):
+class WatermarkView(BaseModel, frozen=True):
     """The watermark of a step (``state``).
 
     Attributes:
@@ -128,13 +120,11 @@ class WatermarkView(BaseModel):
         previous: its value before this execution; null for a first load.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     value: int | float | str
     previous: int | float | str | None = None
 
 
-class StepView(BaseModel):
+class StepView(BaseModel, frozen=True):
     """The latest visit of a step.
 
     The answer about one execution also has results, ``checks``, ``watermark`` and ``pool``.
@@ -156,8 +146,6 @@ class StepView(BaseModel):
         chunks: the chunks that it has made, if other steps take them.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     step: str
     status: str
     visits: int
@@ -172,7 +160,7 @@ class StepView(BaseModel):
     chunks: ChunksView | None = None
 
 
-class Overview(BaseModel):
+class Overview(BaseModel, frozen=True):
     """Status of an execution. Times are UTC.
 
     Attributes:
@@ -193,8 +181,6 @@ class Overview(BaseModel):
         warnings: warnings about the playbook, such as unknown keys of a lenient one.
         workload: the input values.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     execution_id: str
     playbook: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from noetl_dagster.events.queries import LOOP_RATES, end_of
 from noetl_dagster.events.transport.queries import MISSED_REPORTS
@@ -145,7 +145,7 @@ FROM unnest($2::text[], $3::int[]) AS wanted (step, most) CROSS JOIN since CROSS
 """
 
 
-class PoolView(BaseModel):
+class PoolView(BaseModel, frozen=True):
     """The commands of a step in the pool of workers, with the durations of the latest ones in seconds.
 
     Attributes:
@@ -158,8 +158,6 @@ class PoolView(BaseModel):
         run_p50: median duration of a command.
         run_p99: the same, 99th percentile.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     waiting: int = 0
     running: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
@@ -75,10 +75,8 @@ SECONDS_BACK = 7 * 86_400
 """Executions that started earlier are ignored."""
 
 
-class EndPosition(BaseModel):
+class EndPosition(BaseModel, frozen=True):
     """The position of a reader of ends."""
-
-    model_config = ConfigDict(frozen=True)
 
     xact_id: int = Field(0, ge=0, lt=2**64)
     event_id: int = Field(0, ge=0, lt=2**63)

@@ -17,7 +17,7 @@ import asyncpg
 import nats.errors
 import orjson
 from nats.aio.msg import Msg
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from noetl_dagster.errors import first_invalid
 from noetl_dagster.events.connection import DATABASE_AWAY
@@ -52,7 +52,7 @@ def _small(meta: dict[str, Any]) -> dict[str, Any]:
     return meta
 
 
-class WorkerReport(BaseModel):
+class WorkerReport(BaseModel, frozen=True):
     """A worker's capacity report, ``worker.capacity``.
 
     Attributes:
@@ -67,8 +67,6 @@ class WorkerReport(BaseModel):
         since: an identifier from its start: commands claimed under its name with a smaller one belong to an
             earlier process.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     worker_id: Annotated[str, Field(min_length=1, max_length=256)]
     status: Annotated[str, Field(pattern="^(ready|draining|stopped)$")] = "ready"

@@ -11,7 +11,6 @@ from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
-    ConfigDict,
     Field,
     PlainSerializer,
     ValidationError,
@@ -98,7 +97,7 @@ class RefusedEvent(NamedTuple):
     reason: str
 
 
-class EventPayload(BaseModel):
+class EventPayload(BaseModel, frozen=True):
     """The payload of an event.
 
     Attributes:
@@ -115,8 +114,6 @@ class EventPayload(BaseModel):
         current_item: the item of the iteration, if it is small.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     node_name: Name | None = None
     node_type: Name | None = None
     status: Name | None = None
@@ -131,7 +128,7 @@ class EventPayload(BaseModel):
     current_item: Any = None
 
 
-class EventMessage(BaseModel):
+class EventMessage(BaseModel, frozen=True):
     """One event in transit. The emitter creates ``event_id``, so that sending it twice is harmless.
 
     Attributes:
@@ -140,8 +137,6 @@ class EventMessage(BaseModel):
         meta: identifies the command, its visit and its attempt.
         worker_id: the process that emitted it.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     execution_id: Id
     event_id: Id

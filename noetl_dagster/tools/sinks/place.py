@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Sink
@@ -33,7 +33,7 @@ class SinkKind(StrEnum):
     GCS = "gcs"
 
 
-class PartPlace(BaseModel):
+class PartPlace(BaseModel, frozen=True):
     """The place of a sink's part, without templates; the completion of its iteration records it.
 
     Attributes:
@@ -44,8 +44,6 @@ class PartPlace(BaseModel):
         on_new_column: of tables: what becomes of columns that they lack; see :func:`drift_of_sink`.
         own: columns that name the iteration, which are filled in if the table has them.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     kind: SinkKind
     path: str

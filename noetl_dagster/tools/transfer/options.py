@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import obstore
 from obstore.store import LocalStore
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from noetl_dagster.errors import CredentialError, ToolError
@@ -45,7 +45,7 @@ class EndKind(StrEnum):
     RESULT = "result"
 
 
-class Paging(BaseModel):
+class Paging(BaseModel, frozen=True, extra="forbid"):
     """Finds the next page of an http source.
 
     Attributes:
@@ -56,8 +56,6 @@ class Paging(BaseModel):
         start: the number or offset of the first page.
         step: the increment of the number; ``rows``: the number of rows of the page, as for an offset.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     next: str = ""
     param: str = ""
@@ -71,7 +69,7 @@ class Paging(BaseModel):
         return self
 
 
-class TransferEnd(BaseModel):
+class TransferEnd(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True):
     """The source or the target of a transfer.
 
     Attributes:
@@ -88,8 +86,6 @@ class TransferEnd(BaseModel):
         ref: of a result: its reference.
         key: unique columns, for upsert.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     kind: EndKind
     auth: Any = None
