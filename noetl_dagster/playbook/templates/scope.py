@@ -353,13 +353,6 @@ class Scope(Mapping[str, Any]):
         of_task = getattr(self._steps, "of_task", None)
         return None if of_task is None else of_task(name)
 
-    def __contains__(self, name: object) -> bool:
-        try:
-            self[name]  # type: ignore[index]
-        except KeyError:
-            return False
-        return True
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.known_names())
 

@@ -112,19 +112,9 @@ class CodeResult(dict[str, Any]):
                 inner = dict.get(inner, "data")
         raise KeyError(key)
 
-    def __contains__(self, key: object) -> bool:
-        try:
-            self[key]  # type: ignore[index]
-        except KeyError:
-            return False
-        return True
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Returns a key's value, looked up as above, else the default."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
+    # those of dict do not look keys up as above
+    __contains__ = Mapping.__contains__  # type: ignore[assignment]
+    get = Mapping.get  # type: ignore[assignment]
 
 
 def _whole(value: Any) -> Any:
