@@ -106,11 +106,6 @@ def numbers(item: int) -> range:
     return range(item * AT_ONCE, item * AT_ONCE + (AT_ONCE if item % 3 else 2))
 
 
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"playbooks_path": Path(__file__).parent, "inline_result_bytes": 1_000})
-
-
 def test_every_value_has_the_form_of_its_row() -> None:
     for number in range(CASES):
         value, form = drawn(SEED, number)

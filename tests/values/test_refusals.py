@@ -91,6 +91,15 @@ async def test_what_a_step_writes_is_admitted(engine: Engine, part: str, message
     )
 
 
-async def test_an_item_that_cannot_be_stored_is_named(engine: Engine) -> None:
-    text = "workflow:\n- step: start\n  loop: {in: '{{ [1, 2 ** 70] }}', iterator: n}\n  tool: {kind: noop}\n"
-    await fails(engine, text, "step start: loop.in[1] is an integer beyond 64 bits")
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("loop: {in: '{{ [1, 2 ** 70] }}', iterator: n}\n  tool: {kind: noop}", "step start: loop.in[1]"),
+        ("tool: {kind: noop, result: {n: ['{{ 2 ** 70 }}']}}", "start.task_0: result.n[0]"),
+        ("tool: {kind: noop, output: {n: '{{ 2 ** 70 }}'}}", "start.task_0: output.n"),
+        ("tool: {kind: noop, set: {ctx.n: '{{ 2 ** 70 }}'}}", "ctx.n"),
+        ("tool: {kind: playbook, path: tests/values/child, input: {all: '{{ [2 ** 70] }}'}}", "workload.all[0]"),
+    ],
+)
+async def test_other_places_are_named(engine: Engine, part: str, message: str) -> None:
+    await fails(engine, f"workflow:\n- step: start\n  {part}\n", f"{message} is an integer beyond 64 bits")
