@@ -62,8 +62,9 @@ def test_blocks_of_values_are_taken_by_the_charts_schema() -> None:
 
 
 def test_settings_are_read() -> None:
-    # streams of NATS, credentials that are named by variables, the token of a foreign worker, the input of a script, tests
-    others = re.compile(r"NOETL_(WORKER_EVENTS|COMMANDS|CREDENTIAL_|TOKEN$|INPUT$|TEST_HOME$)")
+    # streams of NATS, credentials that are named by variables, the token of a foreign worker, the input of a script, the
+    # mark of processes, tests
+    others = re.compile(r"NOETL_(WORKER_EVENTS|COMMANDS|CREDENTIAL_|TOKEN$|INPUT$|PROCESSES$|TEST_HOME$)")
     ours = {f"NOETL_{name.upper()}" for name in Settings.model_fields}
     named = {(page.name, name) for page in PAGES for name in re.findall(r"\bNOETL_[A-Z][A-Z_]*[A-Z]\b", TEXTS[page])}
     assert not {(page, name) for page, name in named if name not in ours and not others.match(name)}

@@ -265,7 +265,7 @@ async def test_a_quoted_value_is_one_word_of_a_shell(run: Any, tmp_path: Path) -
         (None, "''"),
         (True, "true"),
         (1.5, "1.5"),
-        ({"a": "it's"}, """'{"a": "it'"'"'s"}'"""),
+        ({"a": "it's"}, """'{"a":"it'"'"'s"}'"""),
         ([], ""),
     ],
 )

@@ -90,7 +90,7 @@ RESULTS = {
     ),
     "selected": (
         "{kind: postgres, auth: main, query: 'SELECT $1::text AS pin', params: ['{{ keychain.vault.pin }}']}",
-        "data.command_0.rows[0].pin",
+        "data.rows[0].pin",
     ),
     "answered": ("{kind: http, url: '{{ api }}/echo', auth: login}", "data.data.authorization"),
     "kept": (
