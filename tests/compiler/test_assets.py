@@ -210,7 +210,7 @@ def test_what_is_known_of_a_result_has_dagsters_own_names(ran: Ran, settings: Se
         assert [(one.name, one.type) for one in schema.columns] == [
             ("id", "number"),
             ("name", "unknown"),
-            ("x", "number"),
+            ("x", "string"),
         ]
 
 
