@@ -21,7 +21,6 @@ from noetl_dagster.tools.rows.arrow import json_rows
 from noetl_dagster.tools.sql.connection import RETRYABLE_CLASSES, kind_of_state
 from noetl_dagster.tools.sql.databases.base import Database, Failure
 from noetl_dagster.tools.sql.fetching import FETCHED
-from noetl_dagster.values import admit
 
 _KINDS: Mapping[str, ErrorKind] = {
     "UNAUTHENTICATED": "auth",
@@ -49,6 +48,7 @@ class AdbcDatabase(Database):
     placeholder = "?"
     commits_one = True
     errors = (adbc_driver_manager.Error,)
+    simple_types = (str, int, float, bytes, Decimal, datetime)
     driver: ClassVar[str]
     transactions: ClassVar[bool] = True
 
@@ -94,13 +94,6 @@ class AdbcDatabase(Database):
         with suppress(*self.errors):
             if self._cursors:
                 self._cursors[-1].adbc_cancel()
-
-    def value(self, value: Any) -> Any:
-        """Returns JSON for lists and mappings, and text for other values that Arrow has no simple type for."""
-        if value is None or isinstance(value, str | int | float | bytes | Decimal | datetime):
-            return value
-        plain = admit(value, "a parameter")
-        return orjson.dumps(plain).decode() if isinstance(plain, list | dict) else plain
 
     def rows(self, cursor: Any, numbers: Numbers) -> Iterator[list[dict[str, Any]]]:
         """Yields the rows of a cursor, by the Arrow types of their columns."""

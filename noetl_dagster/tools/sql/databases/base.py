@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import orjson
+
 from noetl_dagster.errors import ErrorKind, ToolError
 from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.rows.columns import Convert, converted, row_value
 from noetl_dagster.tools.sql.fetching import FETCHED, interruptible
+from noetl_dagster.values import admit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +41,7 @@ class Database(ABC):
         placeholder: of a parameter.
         mark: the quote of identifiers.
         errors: exceptions of the driver.
+        simple_types: of parameters that the driver takes as they are.
         commits_one: a call's one statement runs without a transaction around it.
         same: the operator that compares two values, which may be null.
         insert_new: the beginning of an ``INSERT`` that leaves rows with the same key as they are.
@@ -47,6 +51,7 @@ class Database(ABC):
     placeholder: ClassVar[str]
     mark: ClassVar[str] = '"'
     errors: ClassVar[tuple[type[Exception], ...]]
+    simple_types: ClassVar[tuple[type[Any], ...]]
 
     @abstractmethod
     def connect(self) -> Any:
@@ -99,8 +104,11 @@ class Database(ABC):
         connection.close()
 
     def value(self, value: Any) -> Any:
-        """Returns a parameter as the driver takes it."""
-        return value
+        """Returns a parameter as the driver takes it: JSON for lists and mappings, and text for most other types."""
+        if value is None or isinstance(value, self.simple_types):
+            return value
+        plain = admit(value, "a parameter")
+        return orjson.dumps(plain).decode() if isinstance(plain, list | dict) else plain
 
     def rows(self, cursor: Any, numbers: Numbers) -> Iterator[list[dict[str, Any]]]:
         """Yields the rows of a cursor with JSON values; raises ``ToolError`` if a value has none."""

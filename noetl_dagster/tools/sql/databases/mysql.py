@@ -11,7 +11,6 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import orjson
 import pymysql
 from pymysql.constants import FIELD_TYPE
 from pymysql.converters import conversions
@@ -22,7 +21,6 @@ from noetl_dagster.storage.exact_json import Numbers, loads_exact
 from noetl_dagster.tools.access.credential_types import Credential
 from noetl_dagster.tools.rows.columns import Convert, integer, row_value
 from noetl_dagster.tools.sql.databases.base import Database, Failure
-from noetl_dagster.values import admit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +72,7 @@ class MysqlDatabase(Database):
     same = "<=>"
     insert_new = "INSERT IGNORE INTO"
     errors = (pymysql.err.Error, pymysql.err.Warning)
+    simple_types = (str, int, float, bytes, Decimal, dt.date, dt.time, dt.timedelta)
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = arguments
@@ -112,14 +111,9 @@ class MysqlDatabase(Database):
         connection.close()
 
     def value(self, value: Any) -> Any:
-        """Returns JSON for lists and mappings, and an instant with its offset, which the driver would drop."""
-        if isinstance(value, list | tuple | dict | Mapping):
-            return orjson.dumps(admit(value, "a parameter")).decode()
-        if isinstance(value, dt.datetime) and value.tzinfo is not None:
-            return value.isoformat()
-        if value is None or isinstance(value, str | int | float | bytes | Decimal | dt.date | dt.time | dt.timedelta):
-            return value
-        return admit(value, "a parameter")
+        """Returns an instant with its offset, which the driver would drop, and others as every database."""
+        is_instant = isinstance(value, dt.datetime) and value.tzinfo is not None
+        return value.isoformat() if is_instant else super().value(value)
 
     def converter(self, column: Sequence[Any], numbers: Numbers) -> Convert:
         """Returns integers for decimals without places, and text or doubles for other decimals."""

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from noetl_dagster.errors import ErrorKind
 from noetl_dagster.tools.sql.databases.base import Database, Failure
 from noetl_dagster.tools.sql.tables import conflict_clause
-from noetl_dagster.values import admit
 
 IN_MEMORY = ":memory:"
 BUSY_SECONDS = 10.0
@@ -44,6 +41,7 @@ class SqliteDatabase(Database):
     same = "IS"
     insert_new = "INSERT OR IGNORE INTO"
     errors = (sqlite3.Error, sqlite3.Warning, OverflowError)
+    simple_types = (str, float, bytes)
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -75,13 +73,6 @@ class SqliteDatabase(Database):
     def interrupt(self, connection: Any) -> None:
         """Interrupts the statement that another thread runs."""
         connection.interrupt()
-
-    def value(self, value: Any) -> Any:
-        """Returns text for dates and decimals, and JSON for lists and mappings, which SQLite has no types for."""
-        if value is None or isinstance(value, str | float | bytes):
-            return value
-        plain = admit(value, "a parameter")
-        return orjson.dumps(plain).decode() if isinstance(plain, list | dict) else plain
 
     def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:
         """Returns ``ON CONFLICT`` of unique columns."""
