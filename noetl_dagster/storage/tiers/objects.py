@@ -248,11 +248,8 @@ class S3Tier(Tier):
         """Returns the bytes of an object."""
         key = self.key(uri)
         with self._errors("read", key):
-            try:
-                response = await obstore.get_async(self.store, key)
-                return memoryview(await response.bytes_async())
-            except FileNotFoundError as error:
-                raise KeyError(uri) from error
+            response = await obstore.get_async(self.store, key)
+            return memoryview(await response.bytes_async())
 
     async def stream(self, uri: str) -> AsyncIterator[Bytes]:
         """Yields the bytes of an object; continues with another request if a slow reader exceeds a time-out."""
@@ -268,8 +265,6 @@ class S3Tier(Tier):
                     async for chunk in response.stream(min_chunk_size=PIECE):
                         done += len(chunk)
                         yield memoryview(chunk)
-                except FileNotFoundError as error:
-                    raise KeyError(uri) from error
                 except BaseError:
                     if done == before:
                         raise
@@ -278,10 +273,7 @@ class S3Tier(Tier):
         """Returns the number of bytes of an object."""
         key = self.key(uri)
         with self._errors("read", key):
-            try:
-                return int((await obstore.head_async(self.store, key))["size"])
-            except FileNotFoundError as error:
-                raise KeyError(uri) from error
+            return int((await obstore.head_async(self.store, key))["size"])
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error. A URI ending in ``/`` is a folder."""
@@ -332,8 +324,10 @@ class S3Tier(Tier):
             yield
         except (PermissionDeniedError, UnauthenticatedError) as error:
             raise StorageError(f"{place}: {_denied(error)}") from error
-        except FileNotFoundError:
-            raise
+        except FileNotFoundError as error:
+            if verb != "read":
+                raise
+            raise KeyError(self.uri(key)) from error
         except BaseError as error:
             denied = "403 Forbidden" in str(error)
             reason = _denied(error) if denied else str(error).partition("\n")[0]
