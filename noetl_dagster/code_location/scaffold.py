@@ -32,10 +32,6 @@ def _filled(template: str, **names: str) -> str:
     return Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(names)
 
 
-class ProjectExistsError(NoetlError):
-    """The folder of a new project has files of the same names."""
-
-
 def new_project(folder: Path, version: str) -> list[Path]:
     """Writes a project that works, named after its folder.
 
@@ -46,7 +42,7 @@ def new_project(folder: Path, version: str) -> list[Path]:
         The files, as they were written.
 
     Raises:
-        ProjectExistsError: one of them is there already; nothing was written.
+        NoetlError: one of them is there already; nothing was written.
     """
     name = re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-") or "playbooks"
     package = re.sub(r"^(?=\d)", "p_", name.replace("-", "_"))
@@ -78,22 +74,18 @@ def copy_example(folder: Path, example: str) -> list[Path]:
     """Copies an example into a folder, and returns the files.
 
     Raises:
-        UnknownExampleError: there is no such example; the message lists them.
-        ProjectExistsError: a file is there already; nothing was written.
+        NoetlError: there is no such example, and the message lists them; or a file is there already, and nothing was
+            written.
     """
     titles = examples()
     if example not in titles:
         listed = "".join(f"\n  {name:20} {title}" for name, title in titles.items())
-        raise UnknownExampleError(f"there is no example {example!r}; the examples are{listed}")
+        raise NoetlError(f"there is no example {example!r}; the examples are{listed}")
     source = shipped_folder("examples") / example
     paths = sorted(path for path in source.rglob("*") if path.is_file() and not _is_made(path.relative_to(source)))
     contents: dict[str, str | bytes] = {str(path.relative_to(source)): path.read_bytes() for path in paths}
     contents["README.md"] = OUTWARD_LINK.sub(r"\1", (source / "README.md").read_text(encoding="utf-8"))
     return _write(folder, {".gitignore": _filled("project/gitignore.tmpl"), **contents})
-
-
-class UnknownExampleError(NoetlError):
-    """There is no example of this name."""
 
 
 def _is_made(path: Path) -> bool:
@@ -105,7 +97,7 @@ def _write(folder: Path, contents: Mapping[str, str | bytes]) -> list[Path]:
     made = {folder / path: content for path, content in contents.items()}
     there = [str(path) for path in made if path.exists()]
     if there:
-        raise ProjectExistsError(f"{', '.join(there)} is there already; give a folder without")
+        raise NoetlError(f"{', '.join(there)} is there already; give a folder without")
     for path, content in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
