@@ -220,3 +220,17 @@ async def test_a_damaged_json_file(run: Any, mount: Path) -> None:
         await run("artifact", action="get", uri=str(mount / "value.json"))
 
     assert caught.value.kind == "parse"
+
+
+@pytest.mark.parametrize(("name", "content"), [("value.json", '{"n": %s}'), ("rows.jsonl", '{"n": %s}\n{"n": 1}\n')])
+async def test_numbers_that_would_change(run: Any, mount: Path, name: str, content: str) -> None:
+    (mount / name).write_text(content % "1234567890123456.7891")
+    given = {"action": "get", "uri": str(mount / name)} | ({"format": "jsonl"} if name == "rows.jsonl" else {})
+
+    with pytest.raises(ToolError, match=rf"{name}.*1234567890123456\.7891, which neither") as caught:
+        await run("artifact", **given)
+    assert caught.value.kind == "parse"
+
+    for numbers, number in (("text", "1234567890123456.7891"), ("float", 1234567890123456.8)):
+        data = (await run("artifact", numbers=numbers, **given)).data
+        assert (data if isinstance(data, dict) else data[0])["n"] == number

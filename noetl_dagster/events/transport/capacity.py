@@ -27,7 +27,7 @@ from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.events.transport.wire import Id
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
-from noetl_dagster.values import encode_json
+from noetl_dagster.values import encode_json, legible
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> str | None:
 async def put_workers(pool: asyncpg.Pool, reports: Sequence[WorkerReport]) -> dict[str, str]:
     """Writes reports of different workers; returns the other pools for which workers of their names report."""
     shown = {"pool", "slots", "available_slots", "active_tasks", "tool_pools", "interval"}
-    rows = [(one.worker_id, one.status, one.model_dump(include=shown), one.meta) for one in reports]
+    rows = [(one.worker_id, one.status, legible(one.model_dump(include=shown)), legible(one.meta)) for one in reports]
     columns = map(list, zip(*rows, strict=True))
     records = await pool.fetch(queries.PUT_WORKERS, *columns, float(MISSED_REPORTS))
     return {row["worker_id"]: row["pool"] for row in records}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noetl_dagster.playbook.tool_kinds import ToolKind
+from noetl_dagster.playbook.tool_kinds import NUMBER_WORDS, NUMBERS, ToolKind
 
 KINDS = tuple(
     ToolKind(
@@ -20,7 +20,9 @@ KINDS = tuple(
             "ttl": "Seconds until the stored value expires",
             "scope": "Lifetime of the stored value: step, execution, workflow or permanent",
             "format": "Format of the rows at uri: parquet, jsonl, csv or json; default: the ending of the name",
+            "numbers": NUMBERS,
         },
+        words={"numbers": NUMBER_WORDS},
         name_fills="name",
         without_effect=("select", "as", "encoding"),
         takes_references=True,

@@ -77,17 +77,13 @@ async def _read(uri: str, call: ToolCall, context: ToolContext) -> ToolResult:
     if format is not None:
         return await file_rows(partial(_open, uri, context), uri, format, call, context)
     with reading(uri):
-        return ToolResult(data=await asyncio.to_thread(_value_at, context, uri))
+        content = await asyncio.to_thread(locations.read_bytes, context.settings, uri)
+        return ToolResult(data=await asyncio.to_thread(value_of, content, uri, call))
 
 
 async def _open(uri: str, context: ToolContext) -> RowFile:
     with reading(uri):
         return await asyncio.to_thread(RowFile.at, uri, context.settings)
-
-
-def _value_at(context: ToolContext, uri: str) -> Any:
-    """Returns the value at a physical address, decoded by the ending of its name."""
-    return value_of(locations.read_bytes(context.settings, uri), uri)
 
 
 def _row_format(uri: str, call: ToolCall, context: ToolContext) -> RowFormat | None:

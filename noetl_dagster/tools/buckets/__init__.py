@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noetl_dagster.playbook.tool_kinds import ROW_FORMATS, ToolKind
+from noetl_dagster.playbook.tool_kinds import NUMBER_WORDS, NUMBERS, ROW_FORMATS, ToolKind
 
 
 def _bucket(name: str, extra: str = "") -> ToolKind:
@@ -28,11 +28,13 @@ def _bucket(name: str, extra: str = "") -> ToolKind:
             ("limit", "max_keys", "max_results"): "Maximum of listed objects",
             "format": "Format of the content; default: the ending of the key",
             "encoding": "base64 decodes the text in content before it is uploaded",
+            "numbers": NUMBERS,
         },
         words={
             "operation": ("upload", "download", "list", "delete", "put", "get"),
             "format": (*ROW_FORMATS, "text", "bytes", "base64"),
             "encoding": ("base64", "utf-8", "text"),
+            "numbers": NUMBER_WORDS,
         },
         extra=extra,
     )

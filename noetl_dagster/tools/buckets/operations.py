@@ -203,7 +203,9 @@ class OpenBucket:
         try:
             if word == "base64":
                 return ToolResult(data=base64.b64encode(content).decode())
-            return ToolResult(data=content.decode() if word == "text" else content if word else value_of(content, key))
+            return ToolResult(
+                data=content.decode() if word == "text" else content if word else value_of(content, key, call)
+            )
         except ValueError as error:
             raise call.error(f"{uri} is not what its name or 'format' says: {error}", "parse") from None
 

@@ -7,24 +7,38 @@ from contextlib import aclosing, contextmanager
 from pathlib import PurePosixPath
 from typing import Any, cast
 
-from noetl_dagster.errors import StorageError, ToolError
+from noetl_dagster.errors import FormatError, StorageError, ToolError
 from noetl_dagster.storage import codec
+from noetl_dagster.storage.compression import one_format
+from noetl_dagster.storage.exact_json import InexactNumberError, Numbers, loads_exact
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult
-from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
+from noetl_dagster.tools.rows.cutters import RECORD_BYTES, ArrayCutter, RowCutter, cutter_for
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.rows.reader import RowFile, cut, threaded
 
 _BATCH_ROWS = 1024
-_CONTENT_TYPES = {".json": codec.JSON, ".parquet": codec.PARQUET}
 
 
-def value_of(content: bytes, name: str) -> Any:
-    """Returns the value that a file holds, by the ending of its name: parsed JSON, a table, text, or the bytes."""
-    content_type = _CONTENT_TYPES.get(PurePosixPath(name).suffix.lower())
-    if content_type is not None:
-        return codec.decode(content, content_type)
+def value_of(content: bytes, name: str, call: ToolCall) -> Any:
+    """Returns the value that a file holds, by the ending of its name: parsed JSON, a table, text, or the bytes.
+
+    Raises:
+        FormatError: the file has another format than its name.
+        ToolError: it is JSON with a number that would change.
+    """
+    ending = PurePosixPath(name).suffix.lower()
+    if ending == ".json":
+        try:
+            with one_format(codec.JSON):
+                return loads_exact(content, call.word("numbers", Numbers, Numbers.EXACT))
+        except FormatError as error:
+            if isinstance(error.__cause__, InexactNumberError):
+                raise call.error(f"{name}: {error.__cause__}", "parse") from None
+            raise
+    if ending == ".parquet":
+        return codec.decode(content, codec.PARQUET)
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -55,7 +69,11 @@ async def file_rows(
         # if the playbook does not ask for rows, one value may be the whole file
         is_one_value = format is RowFormat.JSON and not call.config.get("format") and not chunks.wanted
         longest = file.size if is_one_value else RECORD_BYTES
-        chunks_of_file = _pieces(file, format, chunks.position or {}, chunks.most_bytes, longest)
+        numbers = call.word("numbers", Numbers, Numbers.EXACT)
+        cutter = cutter_for(
+            format, chunks.most_bytes, chunks.position or {}, file.name, longest=longest, numbers=numbers
+        )
+        chunks_of_file = _pieces(file, cutter, chunks.position or {})
     async with aclosing(cast(Any, chunks_of_file)) as stream:
         while True:
             with reading(name):
@@ -65,11 +83,8 @@ async def file_rows(
             await chunks.put(chunk)
 
 
-async def _pieces(
-    file: RowFile, format: RowFormat, position: dict[str, Any], size: int, longest: int
-) -> AsyncIterator[Gathered]:
+async def _pieces(file: RowFile, cutter: RowCutter | ArrayCutter, position: dict[str, Any]) -> AsyncIterator[Gathered]:
     """Yields the chunks of a file of text, from a position on."""
-    cutter = cutter_for(format, size, position, file.name, longest=longest)
     async for piece in cut(file.blocks(position.get("offset", 0)), cutter):
         after = {"version": file.version, "offset": piece.offset, "columns": cutter.columns}
         yield Gathered(piece.rows, after if piece.full else None, full=piece.full)

@@ -73,7 +73,7 @@ class RowCutter:
     encoding: str = "utf-8"
     longest: int = RECORD_BYTES
     parse_csv: ParseCsv = csv_rows
-    numbers: Numbers = Numbers.FLOAT
+    numbers: Numbers = Numbers.EXACT
     _rest: bytearray = field(default_factory=bytearray)  # the bytes of the piece that has not ended
     _at: int = 0  # how many of them have been searched
     _lines: int = 0  # that end among the searched bytes
@@ -176,7 +176,7 @@ class ArrayCutter:
     name: str
     offset: int = 0
     longest: int = RECORD_BYTES
-    numbers: Numbers = Numbers.FLOAT
+    numbers: Numbers = Numbers.EXACT
     _rows: list[Any] = field(default_factory=list)  # those of the piece that has not ended
     _bytes: int = 0
     _rest: bytearray = field(default_factory=bytearray)  # the bytes after the offset
@@ -279,7 +279,7 @@ def cutter_for(
     encoding: str = "utf-8",
     longest: int = RECORD_BYTES,
     parse_csv: ParseCsv = csv_rows,
-    numbers: Numbers = Numbers.FLOAT,
+    numbers: Numbers = Numbers.EXACT,
 ) -> RowCutter | ArrayCutter:
     """Returns the cutter for a file of a format.
 

@@ -137,7 +137,7 @@ def _check_empty(values: Sequence[str], unnamed: Sequence[int], origin: BlockOri
             raise origin.error(f"{what}; name it, or leave it empty", line)
 
 
-def json_rows(lines: Sequence[bytes], origin: BlockOrigin, numbers: Numbers = Numbers.FLOAT) -> list[Any]:
+def json_rows(lines: Sequence[bytes], origin: BlockOrigin, numbers: Numbers = Numbers.EXACT) -> list[Any]:
     """Parses JSON lines, and skips empty ones; raises ``ToolError`` if a line is no JSON, or has refused numbers."""
     filled = [stripped for line in lines if (stripped := line.strip())]
     with suppress(ValueError):

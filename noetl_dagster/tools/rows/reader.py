@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from noetl_dagster.errors import ReferenceNotAvailableError
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations
+from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.rows.cutters import ArrayCutter, Piece, RowCutter, begins_array, cutter_for
 from noetl_dagster.tools.rows.formats import RowFormat
 
@@ -139,7 +140,7 @@ async def cut(blocks: AsyncIterator[bytes], cutter: RowCutter | ArrayCutter) -> 
 
 def read_written(path: Path, format: RowFormat) -> Iterator[list[Any]]:
     """Reads a file of text that this process has written, however long its records are."""
-    cutter = cutter_for(format, BLOCK_BYTES, {}, str(path), longest=path.stat().st_size)
+    cutter = cutter_for(format, BLOCK_BYTES, {}, str(path), longest=path.stat().st_size, numbers=Numbers.FLOAT)
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             for piece in cutter.feed(block):

@@ -65,7 +65,7 @@ def _check_end(end: Block) -> str | None:
         if key is not None:
             end.check_word(key, tuple(PLACE_KINDS))
         return None
-    fields = (*_PLACE_FIELDS, *(REQUEST_FIELDS if kind == "http" else ("uri", "url")))
+    fields = (*_PLACE_FIELDS, *(REQUEST_FIELDS if kind == "http" else ("uri", "url", "numbers")))
     end.drop(*fields, *(name for name in end.values if is_template(str(name))))
     end.close(fields)
     end.check_word("format", ROW_FORMATS)

@@ -16,12 +16,12 @@ from typing import Any
 
 import duckdb
 import obstore
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.storage.exact_json import Numbers, loads_exact
 from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
@@ -54,7 +54,7 @@ class FileSource(TransferSource):
 
     def __init__(self, file: RowFile, end: TransferEnd, size: int) -> None:
         self._file, self._size = file, size
-        self._format = end.file_format
+        self._format, self._numbers = end.file_format, end.numbers
         # if the playbook does not name the format, one value of an array may be the whole file
         is_one_value = self._format is RowFormat.JSON and not end.format
         self._longest = file.size if is_one_value else RECORD_BYTES
@@ -74,10 +74,12 @@ class FileSource(TransferSource):
                 yield TransferChunk(pa.Table.from_batches([batch]), {"row": row})
         elif self._format is RowFormat.JSON and not position and not await file.is_array():
             whole = b"".join([block async for block in file.blocks()])
-            yield TransferChunk(rows_of([await asyncio.to_thread(orjson.loads, whole)]), _END)
+            yield TransferChunk(rows_of([await asyncio.to_thread(loads_exact, whole, self._numbers)]), _END)
         else:
             blocks = file.blocks(position.get("offset", 0))
-            rows = text_chunks(blocks, self._format, self._size, file.name, position, longest=self._longest)
+            rows = text_chunks(
+                blocks, self._format, self._size, file.name, position, longest=self._longest, numbers=self._numbers
+            )
             async for chunk in rows:
                 yield chunk
 
@@ -94,6 +96,7 @@ async def text_chunks(
     position: Mapping[str, Any] = MappingProxyType({}),
     *,
     longest: int = RECORD_BYTES,
+    numbers: Numbers = Numbers.EXACT,
 ) -> AsyncIterator[TransferChunk]:
     """Yields the rows of JSON lines, CSV or a JSON array in chunks of at most ``size``.
 
@@ -101,10 +104,11 @@ async def text_chunks(
         name: for errors.
         position: where the blocks begin, if not at the beginning of the text.
         longest: bytes that a record may have.
+        numbers: the answer to JSON numbers that would change.
     """
     if position == _END:
         return
-    cutter = cutter_for(format, BLOCK_BYTES, position, name, longest=longest, parse_csv=csv_table)
+    cutter = cutter_for(format, BLOCK_BYTES, position, name, longest=longest, parse_csv=csv_table, numbers=numbers)
     async for piece in cut(blocks, cutter):
         rows = rows_of(piece.rows) if isinstance(piece.rows, list) else piece.rows
         after = {"offset": piece.offset, "columns": cutter.columns} if piece.full else _END

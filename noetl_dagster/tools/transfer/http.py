@@ -90,13 +90,13 @@ class HttpSource(TransferSource):
 
     async def _of_body(self, answer: Any) -> AsyncIterator[TransferChunk]:
         format, body, size = row_format(self._end.format or "jsonl", ""), answer["data"], self._size
-        is_stored = answer.get("encoding") == "reference"
+        is_stored, numbers = answer.get("encoding") == "reference", self._end.numbers
         if not self._end.rows:
             is_text = isinstance(body, str) or (is_stored and self._end.format)
             if is_text and format in (RowFormat.JSONL, RowFormat.CSV):
-                return text_chunks(self._blocks(body), format, size, answer["url"])
+                return text_chunks(self._blocks(body), format, size, answer["url"], numbers=numbers)
             if is_stored and await self._is_array(body):
-                return text_chunks(self._blocks(body), RowFormat.JSON, size, answer["url"])
+                return text_chunks(self._blocks(body), RowFormat.JSON, size, answer["url"], numbers=numbers)
         return sliced(self._rows(answer), size)
 
     async def _is_array(self, body: Any) -> bool:

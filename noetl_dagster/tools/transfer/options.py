@@ -18,6 +18,7 @@ from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
+from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import ToolCall, ToolContext, count_of
@@ -78,6 +79,7 @@ class TransferEnd(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowe
         path: of an object: ``s3://bucket/key``, ``gs://bucket/key``, ``file:///path`` or a path; with ``/`` at its
             end, a folder of files.
         format: parquet, jsonl, json or csv; default: the path's ending.
+        numbers: of files of JSON: the answer to numbers that would change.
         request: of http: ``url``, ``method``, ``headers``, ``params``, ``timeout``.
         rows: of http: dotted path of the list of rows in the body.
         paging: of http: how to find the next page.
@@ -95,6 +97,7 @@ class TransferEnd(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowe
     database: str | None = None
     path: str = ""
     format: str | None = None
+    numbers: Numbers = Numbers.EXACT
     request: dict[str, Any] = Field(default_factory=dict)
     rows: str = ""
     paging: Paging | None = None
@@ -148,6 +151,7 @@ def read_end(value: Any, end: str, call: ToolCall, settings: Settings) -> Transf
             fields["query"] = fields.pop(old)
     if fields["kind"] == EndKind.HTTP:
         fields["request"] = {name: fields.pop(name) for name in REQUEST_FIELDS if name in fields}
+        fields |= {name: item for name, item in fields["request"].items() if name == "numbers"}
     elif "uri" in fields or "url" in fields:
         fields["path"] = fields.pop("uri", None) or fields.pop("url")
     for name in ("key", "order_by"):

@@ -157,6 +157,7 @@ async def test_a_chunk_that_fails_stops_those_behind_it_until_it_is_resumed(
     assert state.latest["load"].envelope["done"] == 8
 
 
+LOADED = "SELECT count(*) FROM noetl.event WHERE node_name = 'load' AND event_type = 'command.completed'"
 FAILED_ONCE = """
 workload: {flag: ""}
 workflow:
@@ -196,7 +197,7 @@ async def test_what_was_left_out_for_others_is_not_made_by_a_resumed_run(
     flag, pool = tmp_path / "mended", engine.runtime.pool
     execution = await engine.lifecycle.create(playbook(text), {"flag": str(flag)})
     work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
-    await until(lambda: _is(pool.fetchval("SELECT max(page) FROM loaded"), 5), "the fifth chunk")
+    await until(lambda: _is(pool.fetchval(LOADED), 5), "the end of the fifth load")
     work.cancel()
     with suppress(asyncio.CancelledError):
         await work

@@ -140,7 +140,9 @@ async def test_hostile_playbooks_are_only_text(service: Service) -> None:
                 "metadata": shape.metadata.model_copy(update={"path": f"h/{number}"}),
             }
         )
-        state = await service.plane.engine.run(named, {"said": "no", said.replace("\x00", ""): [said]})
+        state = await service.plane.engine.run(
+            named, {"said": "no", said.replace("\x00", ""): [said.replace("\x00", "")]}
+        )
         found = await page_at(service.client, f"/playbooks/h/{number}?execution={state.execution_id}")
         assert "\u202e" not in found.text
         await page_at(service.client, f"/compare?left={state.execution_id}&right={state.execution_id}")
