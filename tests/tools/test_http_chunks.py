@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows import cutters
 from noetl_dagster.tools.rows.cutters import ArrayCutter, Piece, cutter_for
@@ -250,7 +251,7 @@ def test_pieces_are_the_same_however_the_bytes_come(
     format: RowFormat, content: bytes, rows: list[Any], size: int
 ) -> None:
     def pieces(step: int, offset: int = 0, columns: list[str] | None = None) -> list[Piece]:
-        cutter = cutter_for(format, size, {"offset": offset, "columns": columns}, "f")
+        cutter = cutter_for(format, size, {"offset": offset, "columns": columns}, "f", numbers=Numbers.FLOAT)
         found = [
             piece for start in range(offset, len(content), step) for piece in cutter.feed(content[start : start + step])
         ]
@@ -354,7 +355,7 @@ def test_small_rows_are_a_piece_by_their_number(
 ) -> None:
     monkeypatch.setattr(cutters, "CHUNK_ROWS", 5_000)
     monkeypatch.setattr(cutters, "_BLOCK", 100_000)
-    cutter = cutter_for(format, 1 << 30, {}, "f")
+    cutter = cutter_for(format, 1 << 30, {}, "f", numbers=Numbers.FLOAT)
 
     pieces = [piece for at in range(0, len(content), step) for piece in cutter.feed(content[at : at + step])]
     pieces += filter(None, [cutter.end()])
@@ -363,7 +364,9 @@ def test_small_rows_are_a_piece_by_their_number(
     assert all(len(piece.rows) >= 4_999 for piece in pieces[:-1])
     assert max(len(piece.rows) for piece in pieces) < 5_000 + 100_000 // 9
     for piece, following in pairwise(pieces):
-        rest = cutter_for(format, 1 << 30, {"offset": piece.offset, "columns": cutter.columns}, "f")
+        rest = cutter_for(
+            format, 1 << 30, {"offset": piece.offset, "columns": cutter.columns}, "f", numbers=Numbers.FLOAT
+        )
         again = next(rest.feed(content[piece.offset :]), None) or rest.end()
         assert again is not None
         assert again.offset == following.offset
@@ -403,6 +406,6 @@ def test_what_is_no_array_is_never_whole(rows: list[Any], size: int, step: int, 
 
 
 def _cut(content: bytes, size: int, step: int) -> list[Any]:
-    cutter = ArrayCutter(size, name="f")
+    cutter = ArrayCutter(size, name="f", numbers=Numbers.FLOAT)  # as orjson reads them
     pieces = [piece for at in range(0, len(content), step) for piece in cutter.feed(content[at : at + step])]
     return [row for piece in (*pieces, cutter.end()) if piece is not None for row in piece.rows]
