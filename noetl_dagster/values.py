@@ -12,10 +12,10 @@ import dataclasses
 import datetime as dt
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, singledispatch
 from pathlib import PurePath
 from typing import Any
 from uuid import UUID
@@ -138,11 +138,20 @@ def _stored(value: Any, level: int) -> Any:
         if order is None:
             value = _with_text_keys(value, below)
             order = keys_in_order(value) or ()
-        return {key: _stored(value[key], below) for key in order}
+        new: dict[str, Any] = {}
+        for key in order:  # most values of rows need no call
+            item = value[key]
+            if item.__class__ is str:
+                new[key] = item if item.isascii() and "\0" not in item else _text(item)
+            elif item.__class__ is int and -INTEGER_BOUND <= item < INTEGER_BOUND:
+                new[key] = item
+            else:
+                new[key] = _stored(item, below)
+        return new
     if kind is list or kind is tuple:
         below = level + 1
         return [_stored(item, below) for item in value]
-    return _converted(value, level)
+    return _stored(converted(value), level)
 
 
 def _text(value: str) -> str:
@@ -172,8 +181,7 @@ def _order(keys: tuple[Any, ...]) -> tuple[str, ...] | None:
     """Returns the keys in the order of ``jsonb``, or None if they are not all text."""
     if not all(isinstance(key, str) for key in keys):
         return None
-    texts = [_text(str(key) if not isinstance(key, Enum) else str(key.value)) for key in keys]
-    return tuple(sorted(texts, key=_bytes_order))
+    return tuple(sorted((_text(str.__str__(key)) for key in keys), key=_bytes_order))
 
 
 def _bytes_order(key: str) -> tuple[int, bytes]:
@@ -195,13 +203,17 @@ def _with_text_keys(value: Mapping[Any, Any], level: int) -> dict[str, Any]:
     return texts
 
 
-def _converted(value: Any, level: int) -> Any:
-    """Returns the stored form of what is no JSON type itself."""
-    for kind, convert in _CONVERTERS:
-        if isinstance(value, kind):
-            return _stored(convert(value), level)
+@singledispatch
+def converted(value: Any) -> Any:
+    """Converts a value of a type that JSON does not have to one of its types, of which parts may be converted again.
+
+    Packages above this module register types of their own.
+
+    Raises:
+        _Refused: there is no such form.
+    """
     # types of packages that are not imported here are recognised by their names and methods
-    kind, package = type(value), type(value).__module__.partition(".")[0]
+    kind = type(value)
     if kind.__name__ == "NAType":  # the missing value of pandas
         return None
     if hasattr(value, "_undefined_name"):  # of Jinja
@@ -209,18 +221,18 @@ def _converted(value: Any, level: int) -> Any:
     if is_table(value):
         raise _Refused("is a table inside a value; give the table alone, or its rows")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _stored({field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, level)
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(value, "model_dump"):  # pydantic
-        return _stored(value.model_dump(mode="json"), level)
-    if package == "numpy":
-        return _stored(_of_numpy(value), level)
+        return value.model_dump(mode="json")
+    if kind.__module__.partition(".")[0] == "numpy":
+        return _of_numpy(value)
     if hasattr(value, "as_py"):  # a scalar of Arrow
-        return _stored(value.as_py(), level)
+        return value.as_py()
     for listing in _LISTING:  # columns of pandas, Arrow and polars
         if hasattr(value, listing) and not isinstance(value, type):
-            return _stored(getattr(value, listing)(), level)
+            return getattr(value, listing)()
     if isinstance(value, Iterable) and not isinstance(value, type):  # ranges, views, generators
-        return _stored(list(value), level)
+        return list(value)
     raise _Refused(
         f"is of type {kind.__module__}.{kind.__qualname__}, which has no stored form; "
         "give mappings, lists, text, numbers, dates, or one pandas or Arrow table"
@@ -277,21 +289,26 @@ def _sort_key(item: Any) -> Any:
     return item if isinstance(item, str | int | float) else orjson.dumps(item).decode()
 
 
-_CONVERTERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    (Enum, lambda value: value.value),
-    (str, str.__str__),  # of subclasses
-    (int, int.__int__),
-    (float, float.__float__),
-    (Decimal, _decimal),
-    ((dt.date, dt.time), _moment),
-    (dt.timedelta, _seconds),
-    ((UUID, PurePath), str),
-    ((bytes, bytearray, memoryview), lambda value: base64.b64encode(bytes(value)).decode()),
-    (Mapping, dict),
-    ((list, tuple), list),
-    ((set, frozenset), _sorted),
-    (BaseException, lambda value: f"{type(value).__name__}: {value}"),
-)
+_CONVERSIONS: dict[type, Any] = {
+    str: str.__str__,  # of subclasses, like the next two
+    int: int.__int__,
+    float: float.__float__,
+    Enum: lambda value: value.value,
+    Decimal: _decimal,
+    dt.date: _moment,
+    dt.time: _moment,
+    dt.timedelta: _seconds,
+    UUID: str,
+    PurePath: str,
+    **dict.fromkeys((bytes, bytearray, memoryview), lambda value: base64.b64encode(bytes(value)).decode()),
+    Mapping: dict,
+    list: list,
+    tuple: list,
+    **dict.fromkeys((set, frozenset), _sorted),
+    BaseException: lambda value: f"{type(value).__name__}: {value}",
+}
+for _kind, _convert in _CONVERSIONS.items():
+    converted.register(_kind, _convert)
 
 
 def _place_of_refused(value: Any) -> Iterator[str]:

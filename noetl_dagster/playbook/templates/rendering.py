@@ -138,11 +138,10 @@ def _grown(value: Any, before: Any, place: str) -> Any:
         return before
     if type(value) is list and type(before) is list:
         if all(map(is_, value, before)):  # it was appended to
-            return before[: len(value)] + admit(plain(value[len(before) :]), f"{place}, from [{len(before)}] on:")
+            return before[: len(value)] + admit(value[len(before) :], f"{place}, from [{len(before)}] on:")
         parts_before = {id(item) for item in before}
         return [
-            item if id(item) in parts_before else admit(plain(item), f"{place}[{index}]")
-            for index, item in enumerate(value)
+            item if id(item) in parts_before else admit(item, f"{place}[{index}]") for index, item in enumerate(value)
         ]
     if type(value) is dict and type(before) is dict and (keys := keys_in_order(value)) is not None:
         return {
@@ -151,7 +150,7 @@ def _grown(value: Any, before: Any, place: str) -> Any:
             else _grown(value[key], before.get(key), f"{place}.{key}")
             for key in keys
         }
-    return admit(plain(value), place)
+    return admit(value, place)
 
 
 class _Template(Compiled):
@@ -234,19 +233,9 @@ class _Expression(_Template):
             raise
         if not isinstance(value, UnknownName):
             return is_true(value)
-        if value.is_optional or (not self.is_strict and self._guards(value._undefined_name)):
+        if value.is_optional or (not self.is_strict and _is_guard(self._text, value._undefined_name)):
             return False
         raise self._failed(UndefinedError(value._undefined_message), scope)
-
-    def _guards(self, name: str | None) -> bool:
-        """Reports whether a name is tested for what follows it, as in ``paging and paging.next``."""
-        for both in ENVIRONMENT.parse(self._text).find_all(nodes.And):
-            guard = both.left.right if isinstance(both.left, nodes.And) else both.left
-            parts = [guard, *guard.find_all(_PARTS)]
-            is_tested = any(name == getattr(part, "attr", getattr(part, "name", None)) for part in parts)
-            if is_tested and guard in both.right.find_all(_PARTS):
-                return True
-        return False
 
     def render_over(self, scope: Mapping[str, Any], before: Any, place: str) -> Any:
         return _grown(self._defined(scope), before, place)
@@ -278,6 +267,18 @@ class _Expression(_Template):
                 raise self._failed(UndefinedError(value._undefined_message), scope)
             return None  # an inline if without else
         return value
+
+
+@lru_cache(maxsize=CACHED_TEMPLATES)
+def _is_guard(text: str, name: str | None) -> bool:
+    """Reports whether a condition tests a name for what follows it, as in ``paging and paging.next``."""
+    for both in ENVIRONMENT.parse(text).find_all(nodes.And):
+        guard = both.left.right if isinstance(both.left, nodes.And) else both.left
+        parts = [guard, *guard.find_all(_PARTS)]
+        is_tested = any(name == getattr(part, "attr", getattr(part, "name", None)) for part in parts)
+        if is_tested and guard in both.right.find_all(_PARTS):
+            return True
+    return False
 
 
 class _Text(_Template):

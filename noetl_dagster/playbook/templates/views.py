@@ -15,6 +15,7 @@ from types import GeneratorType
 from typing import Any
 
 from noetl_dagster.result_ref import ResultRef, RowsAround
+from noetl_dagster.values import converted
 
 LAZY_SEQUENCES = (GeneratorType, KeysView, ValuesView, ItemsView, range, map, filter, zip, set, frozenset)
 """Types of what a template may give that can be read only once, or is not JSON."""
@@ -174,6 +175,9 @@ def _around(reference: ResultRef, around: RowsAround, cache: ReferenceCache) -> 
     rows = DataView(None, reference=reference.rows_alone, cache=cache)
     stored = {name: DataView(None, reference=one, cache=cache) for name, one in around.stored.items()}
     return _opened(around.mapping(rows, stored))
+
+
+converted.register(View, lambda view: view.plain())
 
 
 class DataView(View):
